@@ -43,7 +43,7 @@ class EmbeddedTexts(Split):
     def score_embeddings(self, embeddings: np.ndarray) -> dict[str, float]:
         """Returns the metrics of the embeddings `[texts, width]` of the distinct texts."""
 
-    def read(self, outputs: list[np.ndarray]) -> np.ndarray:
+    def decode(self, outputs: list[np.ndarray]) -> np.ndarray:
         """Returns the embeddings of the distinct texts, `[texts, width]`."""
         return np.stack(outputs)
 

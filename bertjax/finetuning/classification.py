@@ -106,7 +106,7 @@ class LabelledTexts(Split):
     windows: Windows = Windows()
     writes_samples: bool = False
 
-    def read(self, outputs: list[np.ndarray]) -> np.ndarray:
+    def decode(self, outputs: list[np.ndarray]) -> np.ndarray:
         """Returns the logits of each text, `[texts, rows of the head]`."""
         return np.stack(self.windows.combined(outputs, self.owners))
 

@@ -90,7 +90,7 @@ class FineTuningRun(Run):
                 f"it)\n{text} (last step, {int(trained.state.step)})"
             )
         if data.baseline:
-            text += f"\nbest constant prediction: {data.metric} {100 * data.baseline:.2f} at most"
+            text += f"\nbaseline (the same prediction for all examples): {data.metric} {100 * data.baseline:.2f}"
         return text
 
     def reopen(self, config: ResolvedConfig) -> "FineTuningRun":
@@ -159,8 +159,8 @@ def open_run(config: ResolvedConfig, inputs: RunInputs, data_notes: Sequence[str
     config.eval.every_steps = config.eval.every_steps or steps_per_epoch(info.train_examples, config.batch_size)
     if is_slow_for_width(config):
         notes.append(
-            f"config.optimizer.learning_rate = {config.optimizer.learning_rate:g}: is a rate for BERT-base; a model "
-            f"with hidden_size = {config.model.hidden_size} learns faster with "
+            f"config.optimizer.learning_rate = {config.optimizer.learning_rate:g}: low for a model with "
+            f"hidden_size = {config.model.hidden_size}, which learns faster with "
             f"--config.optimizer.learning_rate={NARROW_RATE:g}"
         )
     return FineTuningRun(config, mesh, task, info, inputs.tokenizer, notes, inputs)
@@ -205,7 +205,7 @@ class FineTuningPlanning(Planning):
         if not isinstance(task, HasSampleData):
             supported = [name for name, other_task in tasks.loadable() if isinstance(other_task, HasSampleData)]
             raise UserError(
-                f"config.task = {config.task!r}: the compiled programs depend on the data; plan pretraining, or "
+                f"config.task = {config.task!r}: `compile` supports only pretraining and "
                 f"{', '.join(supported)}"
             )
         length = config.max_seq_length
@@ -261,7 +261,7 @@ def score(source: Pretrained, split: Split) -> Scores:
     Thresholds were tuned on the dev set of the checkpoint, or else are tuned on these examples.
     """
     head = abilities.require_task(source).head(source)
-    predictions = split.read(predict(head, source, split.examples))
+    predictions = split.decode(predict(head, source, split.examples))
     scores = {name: value if math.isfinite(value) else None for name, value in split.score(predictions).items()}
     decided = {name: value for name, value in split.decide(predictions).items() if math.isfinite(value)}
     return Scores(scores, decided=source.decided or decided)

@@ -40,7 +40,7 @@ class TaggedSentences(Split):
         """Whether all tags are BIO. The metric is then the F1 of entities, else the accuracy of words."""
         return all(map(is_bio, self.labels))
 
-    def read(self, outputs: list[np.ndarray]) -> list[list[str]]:
+    def decode(self, outputs: list[np.ndarray]) -> list[list[str]]:
         """Returns the most likely tags of the words of each sentence."""
         return word_encoding.read_tags(self.sentences, self.labels, self.examples, outputs)
 
@@ -151,7 +151,7 @@ class TaggingTask(FineTuningTask, ReadsLabelledFiles):
         )
         logits = predictor.predict(self.head(source), source, examples)
         split = TaggedSentences(examples, sentences, labels)
-        for text, sentence, offsets, tags in zip(plain_texts, sentences, places, split.read(logits)):
+        for text, sentence, offsets, tags in zip(plain_texts, sentences, places, split.decode(logits)):
             result: dict = {"words": list(sentence.words), "tags": tags, "offsets": [list(place) for place in offsets]}
             if split.has_entities:
                 spans = [(name, offsets[first][0], offsets[end - 1][1]) for name, first, end in metrics.entities(tags)]

@@ -66,13 +66,13 @@ class Split(abc.ABC):
     examples: Examples
     note: str = dataclasses.field(default="", kw_only=True)
 
-    def read(self, outputs: list[np.ndarray]) -> Any:
-        """Returns the predictions that the outputs of the head contain: by default the outputs, one per example."""
+    def decode(self, outputs: list[np.ndarray]) -> Any:
+        """Converts the outputs of the head to predictions; by default, returns the outputs, one per example."""
         return outputs
 
     @abc.abstractmethod
     def score(self, predictions: Any) -> dict[str, float]:
-        """Returns {metric: score} of the result of `read`. The commands print the score times 100."""
+        """Returns {metric: score} of the result of `decode`. The commands print the score times 100."""
 
     def decide(self, predictions: Any) -> dict[str, float]:
         """Returns the values that are tuned on these examples and that `predict` needs, such as a threshold."""

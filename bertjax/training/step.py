@@ -168,8 +168,8 @@ def fits_in_memory(lowered: jax.stages.Lowered, limit: int | None) -> bool:
 def averaged(state: TrainState, params: dict, decay: float) -> dict:
     """Returns the exponential moving average of the params after a step.
 
-    The decay is min(decay, (1 + step) / (10 + step)), as in TensorFlow's ExponentialMovingAverage, so that the average
-    soon forgets the initial params.
+    The first steps use a smaller decay, min(decay, (1 + step) / (10 + step)), because the average would otherwise
+    contain the random initial params for a long time. TensorFlow's ExponentialMovingAverage has the same rule.
 
     Args:
       state: the state before the step.
@@ -197,7 +197,8 @@ def _make_train_step(
     Each index along the mesh axis `data` sums the gradients of its rows. The step reduces these sums over `data` once,
     in `config.grad_dtype`.
 
-    With `config.optimizer.skip_nonfinite`, a step whose loss or gradient is not finite changes only the step number.
+    With `config.optimizer.skip_nonfinite`, a step with a loss or gradient of NaN or infinity leaves the params unchanged
+    and only increments the step number.
     """
     loss, frozen = gradients.loss, gradients.frozen
 

@@ -237,7 +237,7 @@ def train_theirs(name: str, config, dataset, mesh):
 
     seconds = fit(model, optimizer, config, dataset.train, loss_of)
     split = dataset.dev[0]
-    return split.score(split.read(predict_theirs(model, split.examples))), seconds
+    return split.score(split.decode(predict_theirs(model, split.examples))), seconds
 
 
 def same_when_exported(name: str, config, dataset, workdir, folder) -> str:

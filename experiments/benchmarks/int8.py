@@ -56,7 +56,7 @@ def measured(dataset, source, dtype: str):
             seconds.append(time.perf_counter() - began)
     scores = {}
     for split, logits in zip(dataset.dev, found):
-        scores |= split.score(split.read(logits))
+        scores |= split.score(split.decode(logits))
     decisions = [logits.argmax(-1).reshape(-1) for each in found for logits in each]
     return scores, seconds[1:], np.concatenate(decisions)  # the first round compiles
 

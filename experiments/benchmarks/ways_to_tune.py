@@ -168,7 +168,7 @@ def train_theirs(row: str, config, dataset, mesh):
         return loss_of(row, config, model(**tensors(batch)).logits, batch)
 
     seconds, split = fit(model, optimizer, config, dataset.train, loss_of_batch), dataset.dev[0]
-    return split.score(split.read(predict_theirs(model, split.examples))), seconds
+    return split.score(split.decode(predict_theirs(model, split.examples))), seconds
 
 
 def table(results: list[dict]) -> str:

@@ -96,7 +96,7 @@ def test_fine_tuning_trains_and_scores_a_task(tuned):
     report = (workdir / "report.txt").read_text()  # the best and the latest checkpoint
     assert (
         report.startswith(f"dev: accuracy {best:.2f}")
-        and f"dev: accuracy {last:.2f}\nbest constant prediction: " in report
+        and f"dev: accuracy {last:.2f}\nbaseline (the same prediction for all examples): " in report
     )
 
 

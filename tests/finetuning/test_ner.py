@@ -331,7 +331,7 @@ def test_user_tables_of_tags_are_read(tmp_path, pieces):
     parts = tag.TASK.load(tag_config(tmp_path), pieces)
     assert parts.labels == ("NOUN", "VERB") and parts.metric == "accuracy"
     marks = np.asarray(parts.train.labels[0])
-    assert parts.dev[0].score(parts.dev[0].read([np.eye(2)[np.maximum(marks, 0)]])) == {"accuracy": 0.5}
+    assert parts.dev[0].score(parts.dev[0].decode([np.eye(2)[np.maximum(marks, 0)]])) == {"accuracy": 0.5}
 
     for content, message in (
         ('{"w": ["ship", ""], "t": ["NOUN", "VERB"]}', "the word is '' and the tag 'VERB'; set both"),

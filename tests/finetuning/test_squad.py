@@ -246,7 +246,7 @@ def test_misplaced_answers_are_refused_or_skipped(pieces, tmp_path):
     assert dataset.notes[1].startswith("2 dev questions") and dataset.notes[1].endswith("q2, q5; still scored")
     assert dataset.notes[2].startswith("14 training questions, 14 with an answer")
     (split,) = dataset.dev
-    predictions = split.read([np.zeros((len(ids), 2)) for ids in split.examples.input_ids])
+    predictions = split.decode([np.zeros((len(ids), 2)) for ids in split.examples.input_ids])
     assert len(predictions.texts) == 6
     assert split.decide(predictions) == {} and split.score(predictions).keys() == {
         "f1",

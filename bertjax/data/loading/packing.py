@@ -134,9 +134,10 @@ def best_fit(lengths: np.ndarray, row: RowSize, rng: np.random.Generator) -> np.
 
 
 def deal(bins: np.ndarray, lengths: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Deals bins to steps, so that step i gets `sizes[i]` sequences and all steps have about the same number of bins.
+    """Assigns bins to steps, so that step i has `sizes[i]` sequences and all steps have about the same number of bins.
 
-    Splits bins if the numbers of sequences do not add up. A split changes `bins`.
+    If no assignment of whole bins gives each step its number of sequences, sequences move to new bins. The function
+    then changes `bins`.
 
     Args:
       bins: `[sequences]`, the bin of each sequence.

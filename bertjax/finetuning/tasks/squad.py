@@ -57,7 +57,7 @@ class Questions(Split):
     version: str
     threshold: float | None = None
 
-    def read(self, outputs: list[np.ndarray]) -> Answers:
+    def decode(self, outputs: list[np.ndarray]) -> Answers:
         """Returns the answers that logits contain."""
         candidates = question_windows.answers(self.questions, self.windows, outputs)
         texts = {name: best[0]["text"] if best else "" for name, (best, _) in candidates.items()}
