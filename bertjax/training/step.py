@@ -197,8 +197,8 @@ def _make_train_step(
     Each index along the mesh axis `data` sums the gradients of its rows. The step reduces these sums over `data` once,
     in `config.grad_dtype`.
 
-    With `config.optimizer.skip_nonfinite`, a step with a loss or gradient of NaN or infinity leaves the params unchanged
-    and only increments the step number.
+    With `config.optimizer.skip_nonfinite`, a step with an infinite or undefined loss or gradient leaves the params
+    unchanged and only increments the step number.
     """
     loss, frozen = gradients.loss, gradients.frozen
 
