@@ -51,7 +51,7 @@ def test_cells_have_the_results_of_the_text(tmp_path):
     outputs = execute(NOTEBOOK, tmp_path, tmp_path / "ipython", VALUES, XLA_FLAGS="")
     values, runs = json.loads(printed(outputs["last"])), tmp_path / "runs" / "tutorial"
     assert values["rows"] == [480, 60, 60]
-    better = re.search(r"unigram baseline [\d.]+ \((\d\.\d+) better than it\)", printed(outputs["pretrain"]))
+    better = re.search(r"unigram baseline [\d.]+ \((\d\.\d+) nats better\)", printed(outputs["pretrain"]))
     assert float(better[1]) > 1
     assert values["filled"][0] == "door"
     assert values["evaluations"] == [15, 30, 45] and "macro_f1" in shown(outputs["classify"])

@@ -28,12 +28,12 @@ MORE_DOCUMENTS = "name more documents with --corpus, or lower --negatives or --f
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The rules that choose the negatives of a query among the candidates, the documents that are not relevant.
+    """The rules that choose the negatives of a query. The candidates are the documents that are not relevant to it.
 
     Attributes:
       negatives: the number of negatives.
-      first: the lowest allowed rank of a candidate, from 1.
-      last: the highest allowed rank.
+      first: the rank of the nearest allowed candidate; 1 is the nearest of all candidates.
+      last: the rank of the farthest allowed candidate.
       margin: the minimum difference between the cosine of each relevant document and the cosine of a negative.
       is_share: whether `margin` is a share of the cosine of the relevant document.
       least: the lowest allowed cosine of a negative.
@@ -55,11 +55,11 @@ class Mined(NamedTuple):
     """The negatives of a search.
 
     Attributes:
-      rows: (number of the query, numbers of the negatives, the nearest first) of each query with enough negatives.
+      rows: the index of each query with enough negatives, with the indices of its negatives, the nearest first.
       candidates: the number of candidates with an allowed rank, of all queries.
       dropped: the number of rejected candidates by reason.
       cosines: the mean cosine of the relevant documents, and of the negatives; NaN without negatives.
-      reasons: the number of rejected candidates by reason, of the queries with too few negatives.
+      reasons: like `dropped`, but only for the queries with too few negatives.
       inverted: the number of queries with a negative that is nearer than a relevant document.
     """
 
@@ -74,7 +74,7 @@ class Mined(NamedTuple):
 def mine_negatives(
     search: Search, queries: np.ndarray, documents: np.ndarray, choice: Choice, similarity: str = "cosine"
 ) -> Mined:
-    """Returns hard negatives for queries. A document with the text or the id of a query is not a candidate.
+    """Returns hard negatives for queries, which never have the text or the id of their query.
 
     Args:
       search: the queries and documents; each text occurs once.
@@ -134,7 +134,7 @@ def _mean(values: list[float]) -> float:
 
 
 def _limit(positive: float, choice: Choice) -> float:
-    """Returns the highest cosine of a negative; `positive` is the lowest cosine of a relevant document."""
+    """Returns the highest cosine that a negative may have; `positive` is the lowest cosine of a relevant document."""
     return positive - choice.margin * (abs(positive) if choice.is_share else 1)
 
 
@@ -180,8 +180,8 @@ def write_negatives(
     if mined.inverted:
         yield (
             f"warning: {mined.inverted} of {len(mined.rows)} queries have a negative that is nearer than their "
-            f"positive, and may be relevant; --margin=0 leaves them out. If few are left, train the "
-            f"checkpoint longer before you mine with it"
+            f"positive. Such a negative may be relevant; --margin=0 excludes it. If --margin=0 drops most queries, "
+            f"train the checkpoint longer before you mine with it"
         )
     yield f"mean {noun}s: " + "{:.3f} of positives, {:.3f} of negatives".format(*mined.cosines)
 

@@ -60,13 +60,13 @@ from bertjax.interop.sentence_transformers import ARCHITECTURE, SETTINGS
 from bertjax.models.heads import SentenceEncoder
 from bertjax.text.tokenizer import Tokenizer
 
-# The fields that set the computation of embeddings.
+# The config fields that determine how embeddings are computed.
 HEAD = ("head.pooling", "head.dense", "head.dense_act", "head.normalize")
 
 
 @dataclasses.dataclass(frozen=True)
 class UnscoredTexts(Split):
-    """Texts without scores, for the planner."""
+    """Texts that are not scored. The planner compiles programs for them."""
 
     def score(self, predictions: list[np.ndarray]) -> dict[str, float]:
         """Returns no scores."""
@@ -91,7 +91,7 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
         return EmbeddingHead()
 
     def check_weights(self, source: Pretrained) -> None:
-        """Accepts all checkpoints: a head of embeddings, such as mean pooling, may lack params."""
+        """Accepts all checkpoints, because some heads of embeddings have no params, such as mean pooling."""
 
     def validate(self, config: ConfigDict) -> None:
         """Raises `UserError` for invalid values of the fields of the task."""
@@ -106,7 +106,7 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
         return embed_search(source, search)
 
     def sample_data(self, config: ConfigDict, input_ids: np.ndarray) -> TaskData:
-        """Returns a batch with the shape of `config.data`, in which all texts are equal, see `HasSampleData`."""
+        """Returns examples with the form of `config.data` whose texts are all `input_ids`, see `HasSampleData`."""
         texts, value_type = datasets.shape_of(config.data)
         one = Examples([input_ids], [np.zeros_like(input_ids)])
         encoded = EncodedTexts(one, np.zeros((config.batch_size, texts), np.int32))
@@ -118,8 +118,8 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
     def predict(self, source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
         """Yields the `vector` of each text, or the `cosine` or `dot` product of each pair, and `cut` if truncated.
 
-        A text has the prompt `ANY`. The texts of a pair have the prompts `QUERY` and `DOCUMENT`, unless the form of the
-        run's pairs has no documents.
+        A single text has the prompt of the kind `ANY`. The texts of a pair have the prompts of the kinds `QUERY` and
+        `DOCUMENT`, or of `ANY` if the run was trained on pairs without queries and documents, such as scored pairs.
         """
         run_data = source.settings.get("data", {})
         has_queries = "form" not in run_data or FORMS[run_data.form].has_queries
@@ -164,8 +164,8 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
     def read_labelled(self, source: Pretrained, path: str, widths: str | None = None, **flags: Any) -> EmbeddedTexts:
         """Returns a set that the embeddings of a checkpoint are evaluated on.
 
-        Without flags, the set has the form of the dev set of the run. For the one file that the run was trained on, the
-        set contains the held-out examples.
+        Without flags, the set has the form of the dev set of the run. If `path` is the only file of the run, from which
+        the run held out a dev set, the set contains only these held-out examples.
         """
         settings, fields = source.settings, {**PAIRS, "form": ""}
         held_out: frozenset[str] = frozenset()

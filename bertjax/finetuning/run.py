@@ -1,4 +1,4 @@
-"""Runs of fine-tuning, for `training.run`: from config and checkpoint to data, task, scores and report."""
+"""A run of fine-tuning, for `training.run`: resolves the config, loads the data, and reports the scores."""
 
 import dataclasses
 import math
@@ -65,7 +65,7 @@ class FineTuningRun(Run):
     inputs: RunInputs
 
     def initial_params(self, params: dict) -> dict:
-        """Returns the params of `init_checkpoint`, with random params for the rest of the head."""
+        """Returns the params of `init_checkpoint`; params of the head that it lacks stay random."""
         if not self.inputs.is_new:
             return params
         layers = self.config.keep_layers
@@ -94,12 +94,12 @@ class FineTuningRun(Run):
         return text
 
     def reopen(self, config: ResolvedConfig) -> "FineTuningRun":
-        """Returns this run with another number of steps."""
+        """Opens this run with a config that has another number of steps, without reading the data again."""
         return open_run(config, self.inputs, self.inputs.data.notes)
 
 
 def resolve(config: ConfigDict, previous: RunInfo | None, with_data: bool = True) -> Resolution:
-    """Resolves a config: takes the model, without its dropout, and the task fields from a checkpoint.
+    """Resolves a config: takes the fields of the model, except dropout, and of the task from a checkpoint.
 
     Args:
       config: the validated config of the user.
@@ -113,7 +113,7 @@ def resolve(config: ConfigDict, previous: RunInfo | None, with_data: bool = True
     decisions: tuple[str, ...] = ()
     if previous is None:
         architecture, settings = pretrained.read_settings(config.init_checkpoint)
-        # A task without a transformers class adopts from its own runs only.
+        # A task without a class in transformers adopts settings only from runs of the same task.
         is_same_head = architecture == task.architecture if task.architecture else settings.get("task") == config.task
         if is_same_head and (taken := task.adopt(config, settings)):
             decisions = (f"from {config.init_checkpoint}: {', '.join(taken)}",)
@@ -167,7 +167,7 @@ def open_run(config: ResolvedConfig, inputs: RunInputs, data_notes: Sequence[str
 
 
 def is_slow_for_width(config: ConfigDict) -> bool:
-    """Returns whether all params of a narrow model are trained with a learning rate for BERT-base."""
+    """Returns whether the learning rate is low for a narrow model. False for LoRA and sweeps."""
     is_narrow = config.model.get("hidden_size", WIDE) < WIDE
     return is_narrow and config.optimizer.learning_rate <= 5e-5 and not config.lora.rank and not config.sweep
 
@@ -196,7 +196,7 @@ class FineTuningPlanning(Planning):
         return Resolution(ResolvedConfig.copy_of(config))
 
     def candidates(self, config: ConfigDict, platform: str, device_kind: str) -> list[ConfigDict]:
-        """Returns the config: fine-tuning has nothing to choose."""
+        """Returns only the config, because the planner has no alternatives for fine-tuning."""
         return [config]
 
     def open(self, config: ResolvedConfig, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
@@ -257,7 +257,7 @@ KIND = FineTuningKind()
 def score(source: Pretrained, split: Split) -> Scores:
     """Scores a checkpoint on labelled examples. Undefined scores, such as the correlation of a constant, are None.
 
-    Thresholds were tuned on the dev set of the checkpoint, or else are tuned on these examples.
+    The scores use the thresholds of the checkpoint. Without them, the thresholds are tuned on these examples.
     """
     head = abilities.require_task(source).head(source)
     predictions = split.decode(predict(head, source, split.examples))
@@ -267,7 +267,7 @@ def score(source: Pretrained, split: Split) -> Scores:
 
 
 def report(scores: Scores, name: str = "dev") -> str:
-    """Formats the scores of examples, multiplied by 100 as in papers, and the tuned values.
+    """Formats the scores, multiplied by 100 as in papers, and the tuned thresholds, which are not multiplied.
 
     Args:
       scores: the scores.

@@ -28,7 +28,7 @@ from bertjax.nn.ops import low_rank
 
 
 class FineTuning:
-    """The training of a head and its encoder on the data of a task; implements `training.task.Task`.
+    """Trains a head and its encoder on the data of a fine-tuning task; implements `training.task.Task`.
 
     Args:
       config: the resolved config.
@@ -57,7 +57,9 @@ class FineTuning:
             label_loss = losses.Distilled(label_loss, config.distill.temperature, config.distill.weight)
         self.loss = FineTuningLoss(self.model, data.head, label_loss)
         if config.packing and not data.head.can_pack(self.model):
-            raise UserError("config.packing = True: the model of this task cannot share rows; set packing=False")
+            raise UserError(
+                "config.packing = True: this model cannot read several texts in one row; set config.packing=False"
+            )
         self.total_steps = count_steps(config, data.count(config.batch_size))
         self._order = self._make_order()
         self._predictor = make_predictor(
@@ -97,7 +99,7 @@ class FineTuning:
         low_rank.check_targets(lora, *params)
 
     def layer_ids(self, path: tuple[str, ...]) -> np.ndarray | None:
-        """Returns the layer numbers of a param, see `Task.layer_ids`."""
+        """Returns the layer of each slice of a param, see `Task.layer_ids`."""
         return families.layer_ids(self.model.config, path)
 
     def batches(self, start_step: int) -> Iterator[Batch]:
@@ -114,7 +116,10 @@ class FineTuning:
         return self.loss, self.config
 
     def flops(self, start: int, stop: int) -> int:
-        """Returns the model FLOPs of steps `start` to `stop - 1`; epochs after the next count as the next epoch."""
+        """Returns the model FLOPs of steps `start` to `stop - 1`.
+
+        The function assumes that all epochs after the first have the batch shapes of the second.
+        """
         if start >= stop:
             return 0
         size, steps = self._order.steps_per_epoch, np.arange(start, stop)
@@ -133,8 +138,9 @@ class FineTuning:
     def planned(self) -> tuple[int, Batch, jax.stages.Wrapped, Batch]:
         """Returns the inputs of the planner.
 
-        These are the number of rows of the first step and its batch, with the rows of all hosts, and the function that
-        computes outputs in an evaluation and its first batch.
+        Returns:
+          The number of rows of the first step; the batch of this step, with the rows of all hosts; the function that
+          computes the outputs of an evaluation; the first batch of an evaluation.
         """
         (rows, _), batch = self._order.shape(0), next(self._order.batches(range(1), np.arange))
         return rows, batch, *self._predictor.first(self.data.dev[0].examples)
@@ -146,8 +152,10 @@ def _init(model: nn.Module, key: jax.Array) -> dict:
 
 
 def check_indices(examples: Examples, labels: Sequence[str], model: BertConfig) -> None:
-    """Raises `UserError` for ids, token types or labels without a row in the params; JAX would compute NaN."""
-    types = max(2, model.type_vocab_size)  # A model with one token type reads all tokens as of this type.
+    """Raises `UserError` for ids, token types or labels out of range, for which JAX would compute NaN."""
+    types = max(
+        2, model.type_vocab_size
+    )  # The data may have types 0 and 1 although the model has one type: the model reads both as type 0.
     limits = [("token id", examples.input_ids, model.vocab_size), ("token type", examples.token_types, types)]
     if labels and examples.labels is not None:
         labels_by_example = examples.labels if examples.per_token else [examples.labels]

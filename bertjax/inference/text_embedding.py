@@ -1,9 +1,8 @@
 """Embeddings of texts, written to a file portion by portion, so that an interrupted computation resumes.
 
-`FILE.partial` contains the embeddings as the rows of a .npy until the file is complete. `FILE.partial.jsonl`, the
-journal, identifies the checkpoint, and has a line for each portion. A portion is complete when both files are on the
-disk. The division of the texts into portions depends on the texts alone, so that an interruption does not change the
-embeddings.
+Until `FILE` is complete, `FILE.partial` contains the embeddings in the format .npy. `FILE.partial.jsonl`, the journal,
+identifies the checkpoint, and has a line for each portion. A portion is complete when both files contain it. The same
+texts are always divided into the same portions and batches, so that an interruption does not change a rounding error.
 """
 
 import abc
@@ -40,10 +39,10 @@ from bertjax.models.heads import PooledStates
 
 SUFFIXES = (".npz", ".npy", ".parquet")
 NAME, COLUMN = "vectors", "vector"  # the names of the array in an .npz, and of the column of a .parquet
-PORTION_TEXTS, PORTION_CHARACTERS = 1 << 12, 1 << 22  # The size of a portion, which is sorted by length.
+PORTION_TEXTS, PORTION_CHARACTERS = 1 << 12, 1 << 22  # The limits of a portion.
 ROWS_AT_ONCE = 1 << 14  # rows in memory, while a .parquet is written
-TEXTS_AT_ONCE = 1 << 14  # texts in memory as ids
-TEXTS_BETWEEN_LINES = 1 << 9  # texts in memory as ids, if a bar shows the progress
+TEXTS_AT_ONCE = 1 << 14  # texts that are tokenized together
+TEXTS_BETWEEN_LINES = 1 << 9  # the same if a progress bar must move often
 
 
 class TextEmbedder(abc.ABC):
@@ -64,10 +63,10 @@ class TextEmbedder(abc.ABC):
     @property
     @abc.abstractmethod
     def flags(self) -> Mapping[str, str]:
-        """The settings that determine the embeddings, by flag of `bertjax extract`."""
+        """The flags of `bertjax extract` that change the embeddings, with their values."""
 
     def finish(self, embeddings: np.ndarray) -> np.ndarray:
-        """Returns the final embeddings of the outputs of the head `[texts, width]`."""
+        """Converts the outputs of the head to embeddings `[texts, width]`; by default returns them unchanged."""
         return embeddings
 
     def __call__(self, texts: Sequence[str], bar: Bar | None = None) -> tuple[np.ndarray, list[bool]]:
@@ -93,7 +92,7 @@ class TextEmbedder(abc.ABC):
         return predictor.single_device_predictor(self.head, self.source)
 
     def identity(self) -> dict[str, str]:
-        """Returns the checkpoint's hash, the type and the settings by flag: equal texts then have equal embeddings."""
+        """Returns the hash of the checkpoint, the dtype and the flags, which determine the embedding of a text."""
         source, digest = self.source, hashlib.sha256()
         arrays = {
             name: checksums.of_numpy(np.asarray(x)) for name, x in checksums.arrays_by_name(source.params).items()
@@ -110,7 +109,7 @@ class PooledStatesHead(Head):
     """Pooled hidden states `[batch, width]`, of any encoder. The head has no params, and no loss trains it.
 
     Attributes:
-      layers: one of `layer_pooling.WITHOUT_WEIGHTS`; the model must have enough layers.
+      layers: the layers that are averaged or concatenated, such as "last" or "concat_last_four", see `layer_pooling`.
       pooling: mean, cls or last, see `segments.pool_states`.
     """
 
@@ -196,7 +195,8 @@ def write_embeddings(
       size: the number of bytes of the texts, if known, for the bar that shows the progress.
 
     Raises:
-      UserError: if the unfinished file has other embeddings or other texts, or is in use. The file does not change.
+      UserError: if the unfinished file was written with other flags or texts, or if another process writes it. The
+        unfinished file does not change.
     """
     path = epath.Path(path)
     if "://" in str(path):  # Object stores cannot append to a file.
@@ -247,15 +247,16 @@ def _compute(
 ) -> WrittenEmbeddings:
     """Appends rows to the file until the file has the embeddings of all texts."""
     identity, digest, count = embedder.identity(), hashlib.sha256(), 0
-    remedy = "delete the file, or name another --output"
+    remedy = "delete this file, or name another --output"
     previous, steps = _read_journal(journal)
+    width, steps = _complete_steps(file, steps)
     if steps and previous != identity:
         flag = next(name for name in {**previous, **identity} if previous.get(name) != identity.get(name))
-        raise UserError(f"{partial}: was written with another --{flag}; {remedy}")
-    width, steps = _complete_steps(file, steps)
+        name = flag if flag == "checkpoint" else f"--{flag}"
+        raise UserError(f"{partial}: was written with another {name}; {remedy}")
     done = steps[-1] if steps else JournalLine()
     cut = done.cut
-    with open(f"{journal}.new", "w") as new:  # Without incomplete lines, and lines whose rows are missing.
+    with open(f"{journal}.new", "w") as new:  # The new journal omits portions that are incomplete.
         new.writelines(f"{json.dumps(line)}\n" for line in (identity, *steps))
     os.replace(f"{journal}.new", journal)
     with open(journal, "a") as log, Bar("embeddings", [size]) as bar:
@@ -289,7 +290,7 @@ def _compute(
 
 
 def add_text(digest: "hashlib._Hash", text: str) -> int:
-    """Adds a text, after the number of bytes, to a digest of texts; returns this number."""
+    """Adds the number of bytes of a text to a digest, then the text. Returns the number of bytes."""
     content = text.encode()
     digest.update(b"%d " % len(content) + content)
     return len(content)
@@ -311,7 +312,7 @@ def _read_journal(path: epath.Path) -> tuple[dict[str, str], list[JournalLine]]:
 
 
 def _complete_steps(file: BinaryIO, steps: list[JournalLine]) -> tuple[int, list[JournalLine]]:
-    """Returns the width of the rows of a file, and the steps whose rows are complete; (0, []) without such steps."""
+    """Returns the width of the rows of a file, and the portions with complete rows; (0, []) without such portions."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     try:
@@ -365,4 +366,6 @@ def _write_parquet(
                 break
             writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
     if ids is not None and (count != len(rows) or next(remaining, None) is not None):
-        raise UserError("--input: has changed while it was read; start again")
+        raise UserError(
+            "--input: the file changed during the computation; stop the program that changes it, and try again"
+        )

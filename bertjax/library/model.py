@@ -1,4 +1,4 @@
-"""A checkpoint to use in Python: its predictions for texts, its embeddings, and its network."""
+"""The class `Model`, which computes predictions and embeddings of texts with a checkpoint, and `load`."""
 
 import dataclasses
 import functools
@@ -30,10 +30,10 @@ from bertjax.text.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Model:
-    """A checkpoint: its predictions for texts, its embeddings, and its network.
+    """A checkpoint that computes predictions and embeddings of texts, or the outputs of its network.
 
-    `texts` is one text or several. A method returns a list with one result per text, in order, also for one text;
-    `embed` returns an array. Several texts are computed in batches. A method raises `UserError` if the checkpoint was
+    A method with the argument `texts`, which is one text or several, returns a list with one result per text; `embed`
+    returns an array. The model reads several texts in batches. A method raises `UserError` if the checkpoint was
     not trained for it; the message lists the available methods.
 
     Args:
@@ -107,7 +107,7 @@ class Model:
         return list(generation.continue_texts(self.source, plain_texts(texts), pieces, sampling, seed))
 
     def classify(self, texts: Parts) -> list[Classified]:
-        """Returns one dict per text or pair of texts: the class, the labels of a multi-label task, or a score.
+        """Returns one dict per text or pair of texts, with the class, the labels of a multi-label task, or a number.
 
         Examples:
           >>> model.classify(["a great film", "a dull film"])[0]["label"]
@@ -144,14 +144,13 @@ class Model:
 
         Args:
           texts: the texts.
-          prompt: the prefix of each text: the name of a prompt ("query", "document", or another prompt of a folder of
-            sentence-transformers), or the prefix itself. None is "query" for a run, and the default prompt of a folder.
-          width: the number of dimensions to keep; 0 for all. The run must have trained this number (`loss.widths`,
-            Matryoshka). The shortened embeddings are normalized.
-          pool: "mean" averages the hidden states of a text, "cls" takes the first token and "last" the last token, with
-            any checkpoint and without prompts; "" computes the embeddings that the checkpoint was trained for.
-          layers: with `pool`, the hidden states, such as "second_to_last" or "concat_last_four"; "" for the last layer,
-            as in sentence-transformers.
+          prompt: a prefix for each text, or the name of a prefix: "query", "document", or another name in a folder of
+            sentence-transformers. None: "query" for a checkpoint of bertjax; the default prompt of a folder.
+          width: the number of dimensions to keep; 0 for all. `loss.widths` of the training must contain this
+            number (a Matryoshka loss). The shortened embeddings are normalized.
+          pool: "mean" averages the hidden states of a text, "cls" takes the first token and "last" the last token. They
+            work with any checkpoint, and use no prompt. "" computes the embeddings that the checkpoint was trained for.
+          layers: the layers that `pool` reads, such as "second_to_last" or "concat_last_four"; "" for the last layer.
 
         Examples:
           >>> model.embed(["a query", "another query"]).shape
@@ -201,13 +200,14 @@ class Model:
     ) -> jax.Array:
         """Computes the outputs of the head, the layers on top of the encoder.
 
-        The result depends on the arguments only, so that `jax.jit` and `jax.grad` can transform the method.
+        The method reads the argument `params`, not `self.params`, so that `jax.jit` can compile it and `jax.grad` can
+        differentiate it.
 
         Args:
           params: the params, such as `self.params`.
           input_ids: `[batch, length]`, with [CLS] and [SEP]; for multiple choice `[batch, choices, length]`.
-          segments: `[batch, length]`, the attention mask of transformers: 1 for tokens, 0 for padding; larger numbers
-            separate packed sequences. None: all ids but [PAD] are tokens.
+          segments: `[batch, length]`, the number of the sequence of each token, from 1; 0 for padding. For one sequence
+            per row, this is the attention mask of transformers. None: 0 for [PAD], and 1 for other ids.
           token_types: 1 in the second text of a pair; None: 0 everywhere.
           dropout_keys: `[batch]` random keys, such as `jax.random.split(jax.random.key(0), batch)`; None: no dropout.
 
@@ -284,7 +284,7 @@ def load(path: Path, dtype: str | None = None) -> Model:
     Args:
       path: the workdir of a run (also WORKDIR@best, @latest, @STEP), a folder of Hugging Face or sentence-transformers,
         hub:NAME[@REVISION], or Google's bert_model.ckpt.
-      dtype: the type to compute in, as `config.dtype`; by default the type of the run.
+      dtype: the type of the computations, with the values of `config.dtype`. None: the type of the run, or "auto".
 
     Raises:
       UserError: if the path has no checkpoint, or if the checkpoint is damaged.

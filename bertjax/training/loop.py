@@ -72,9 +72,9 @@ def train_task(
       config: the config of the run.
       workdir: the folder of the run.
       mesh: the devices.
-      initialize: (random params) -> initial params of a new run; None keeps the random params.
-      program: a program to reuse, whose step is compiled already; None compiles a new one.
-      parent: the checkpoint of another run, whose state is the initial state of a new run.
+      initialize: (random params) -> initial params, for a workdir without a checkpoint; None keeps the random params.
+      program: the compiled functions of an earlier call; None compiles them again.
+      parent: a checkpoint of another run, which provides the initial state for a workdir without a checkpoint.
       hooks: hooks that are called before the hooks of the config.
       save_final_opt_state: whether the last checkpoint has the optimizer state, so that a later command with more
         steps can resume from it.
@@ -107,7 +107,7 @@ def train_task(
         clocks=clocks,
         scores=checkpoints.scores(start_step),
     )
-    del state  # The first step donates it.
+    del state  # The first step reuses its memory, so nothing may read it afterwards.
     evaluation = Evaluation()
     first_hooks = FillRecurrentMemory(), CheckDivergence(), ReportMetrics(), SaveCheckpoints(save_final_opt_state)
     run.hooks = (*hooks, *make_hooks(config), *first_hooks, evaluation, Watchdog(), Profile())
@@ -121,7 +121,7 @@ def train_task(
 
 
 def _call_on_end(hook: Hook, run: TrainingRun, kind: Any, error: BaseException | None, traceback: Any) -> None:
-    """Calls `on_end`. The result is None, because `ExitStack` suppresses the error for another result."""
+    """Calls `on_end`. Returns None, because a true value would suppress the error."""
     del kind, traceback
     hook.on_end(run, error)
 
@@ -132,7 +132,7 @@ def _run_steps(run: TrainingRun, evaluation: Evaluation, needs_compilation: bool
     Args:
       run: the run.
       evaluation: the hook that evaluates the model.
-      needs_compilation: whether the training step is not compiled yet, so that a line announces the compilation.
+      needs_compilation: whether the training step must be compiled, which a line then announces.
     """
     run_step = _StepRunner(run, needs_compilation)
     prefetch = contextlib.closing(copy_to_devices(run.task.batches(run.start_step), run.mesh))
@@ -180,7 +180,7 @@ class _StepRunner:
         self._losses: collections.deque[jax.Array] = collections.deque()
 
     def __call__(self, batch: dict) -> dict:
-        """Dispatches step `run.step`, sets `run.state` to the new state, and returns the metrics, on the devices."""
+        """Dispatches step `run.step`, sets `run.state` to the new state, and returns the metrics as device arrays."""
         run, is_first_step = self._run, self._run.step == self._run.start_step + 1
         stage_task, run.step_config = run.task.loss_and_config(run.step - 1)
         train_step = run.program.step_of(stage_task, run.step_config)
@@ -202,7 +202,7 @@ class _StepRunner:
     def wait(self) -> None:
         """Waits until at most `STEPS_IN_FLIGHT` dispatched steps are unfinished.
 
-        Waits for the first step of the process until it is finished, because `Progress` prints its end.
+        The first step of the process must be finished, because the hook `Progress` prints a line about it.
         """
         in_flight = STEPS_IN_FLIGHT if self._run.step > self._run.start_step + 1 else 0
         if len(self._losses) > in_flight:
@@ -238,6 +238,7 @@ def _restore_or_initialize(
     state = program.init(jax.random.key(config.seed))
     if start_step is None:
         return 0, state if initialize is None else state.with_initial_params(initialize(state.params))
-    # A finished run without `save_final_opt_state` has only params in its last checkpoint, and trains no further step.
+    # The last checkpoint of a run without `save_final_opt_state` has no optimizer state. The run is finished, so
+    # the new optimizer state is never used.
     saved = checkpoints.restore(start_step, program.state, params_only=True)
     return start_step, TrainState(state.step + start_step, saved.params, state.opt_state, saved.average, state.carry)

@@ -48,7 +48,7 @@ class Program:
     """The compiled functions of a task.
 
     Attributes:
-      layout: the shardings of the state and of the params.
+      layout: the shardings of the state and of the gathered params.
       state: the abstract state: shapes, dtypes and shardings.
       train_step: the result of `step_of` for the loss of step 0.
       frozen_summary: a line about the number of trainable params and the bytes of the optimizer's state; empty if no
@@ -98,7 +98,7 @@ class Program:
         return self._steps[key]
 
     def gather(self, params: dict) -> dict:
-        """Casts and gathers stored params for `Evaluator.run`."""
+        """Casts and gathers the params of a state for `Evaluator.run`."""
         return self._gather(params)
 
 
@@ -189,16 +189,17 @@ def _make_train_step(
     mesh: Mesh,
     config: ConfigDict,
 ) -> jax.stages.Wrapped:
-    """Compiles the training step of a loss.
+    """Returns the jitted training step of a loss, which its first call compiles.
 
     The random key of a row is a function of (seed, step, index of the row in the batch). `dropout_rows` of a batch
-    replaces the indices, so that the number of packed rows does not change dropout.
+    replaces the indices by the indices of the padded
+    batch, so that the number of packed rows does not change dropout.
 
-    Each index along the mesh axis `data` sums the gradients of its rows. The step reduces these sums over `data` once,
+    The mesh axis `data` divides the rows into groups. Each group sums its gradients. The step adds these sums once,
     in `config.grad_dtype`.
 
-    With `config.optimizer.skip_nonfinite`, a step with an infinite or undefined loss or gradient leaves the params
-    unchanged and only increments the step number.
+    With `config.optimizer.skip_nonfinite`, a step with an infinite or undefined loss or gradient changes nothing
+    but the step number, and resets the carry.
     """
     loss, frozen = gradients.loss, gradients.frozen
 
@@ -239,10 +240,12 @@ def _sum_over_data(dtype: Any, gradient: jax.Array, sharding: Any) -> jax.Array:
 
 
 def _skip_nonfinite(state: TrainState, new: TrainState, metrics: dict) -> TrainState:
-    """Returns the new state; the old state with the new step number if the loss or the gradient norm is not finite."""
+    """Returns the new state, or the old state with the new step number if the loss or gradient norm is not finite."""
     is_finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
     kept = jax.tree.map(lambda a, b: jnp.where(is_finite, b, a), state, new).replace(step=new.step)
-    if new.carry is not None:  # the old carry belongs to the previous batch: reset all rows
+    if (
+        new.carry is not None
+    ):  # The old carry is the recurrent memory of an earlier batch: all rows start without memory.
         kept = kept.replace(carry=new.carry.where(is_finite))
     return kept
 
@@ -265,7 +268,7 @@ def loss_inputs(loss: Loss, state: TrainState, batch: dict) -> tuple[dict, jax.A
 
 
 def vmap_over_data(compute: Callable, mesh: Mesh, params: dict, *arrays: Any) -> Any:
-    """Applies a function to the rows of each index along the mesh axis `data`.
+    """Applies a function to each group of rows, into which the mesh axis `data` divides a batch.
 
     Args:
       compute: (params, *arrays `[rows / data, ...]`) -> arrays.

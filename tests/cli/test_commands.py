@@ -349,7 +349,7 @@ def test_missing_flags_are_named_with_an_example_of_the_command(tmp_path):
         (["data.records=RECORDS", f"eval.fill_masks=('the [MASK]{' x' * 600}',)"],
          "tokens, more than the model's 512 positions"),
         (["data.records=nowhere"], "config.data.records = 'nowhere': the folder does not exist"),
-        (["data.corpus=nowhere.txt"], "data.corpus: no file or folder 'nowhere.txt'"),
+        (["data.corpus=nowhere.txt"], "config.data.corpus = 'nowhere.txt': no such file or folder"),
         (["data.corpus=empty.txt"], "data.corpus: 'empty.txt' contains no text"),
         (["data.corpus=one.txt", "tokenizer.path=empty.txt"], "the vocabulary empty.txt is empty"),
         (["data.corpus=one.txt", "model.vocab_size=30522"], "config.model.vocab_size = 30522: this corpus gives"),
@@ -372,9 +372,9 @@ def test_wrong_data_print_one_clear_line(settings, message, trained, tmp_path, m
     "arguments, message",
     [
         (["--checkpoint=nowhere", "a [MASK]"], "no checkpoint in 'nowhere'"),
-        (["run"], "no text for the checkpoint 'run': give one"),
+        (["run"], "no text for the checkpoint 'run': add a text"),
         (["--checkpoint=run", "a [MASK]", "no mask here"], "no [MASK] in 'no mask here'"),
-        (["--checkpoint=run", "--input=nowhere.txt"], "--input: no such file 'nowhere.txt'"),
+        (["--checkpoint=run", "--input=nowhere.txt"], "--input=nowhere.txt: no such file"),
         (["a [MASK]"], "no text for the checkpoint 'a [MASK]'"),
         ([], "--checkpoint: is missing"),
         (

@@ -92,7 +92,7 @@ def test_ids_are_written_with_the_vectors(make, tmp_path, monkeypatch):
     assert table.column_names == ["name", "vector"] and table["name"].to_pylist() == names
     before = path.read_bytes()
     for wrong in (names[:-1], [*names, "x"]):
-        with pytest.raises(UserError, match="--input: has changed while it was read"):
+        with pytest.raises(UserError, match="--input: the file changed during the computation"):
             text_embedding.write_embeddings(path, make, TEXTS, lambda wrong=wrong: wrong, "name")
     assert path.read_bytes() == before
 
@@ -154,7 +154,7 @@ OTHERS = {
     "checkpoint": (
         lambda source: PooledStatesEmbedder(changed(source), "last", "mean"),
         TEXTS,
-        "another --checkpoint",
+        "another checkpoint",
     ),
     "texts": (None, ["x", *TEXTS[1:]], "other texts"),
     "fewer texts": (None, TEXTS[:9], "other texts"),
@@ -167,11 +167,21 @@ def test_partial_files_of_other_inputs_are_refused(make, source, make_others, te
     path = tmp_path / "v.npy"
     interrupted(path, make, 19)
     before = (tmp_path / "v.npy.partial").read_bytes()
-    with pytest.raises(UserError, match=f"v.npy.partial: was written with {message}; delete the file, or name"):
+    with pytest.raises(UserError, match=f"v.npy.partial: was written with {message}; delete this file, or name"):
         text_embedding.write_embeddings(path, make_others(source) if make_others else make, texts)
     assert (tmp_path / "v.npy.partial").read_bytes() == before
     text_embedding.write_embeddings(path, make, TEXTS)
     assert len(np.load(path)) == 40
+
+
+def test_a_deleted_partial_file_no_longer_blocks_other_flags(make, source, tmp_path):
+    """The user follows the message: "delete this file"."""
+    path = tmp_path / "v.npy"
+    interrupted(path, make, 19)
+    (tmp_path / "v.npy.partial").unlink()
+    other = PooledStatesEmbedder(source, "last", "cls")
+    assert text_embedding.write_embeddings(path, other, TEXTS).shape == (40, 32)
+    np.testing.assert_allclose(np.load(path), other(TEXTS)[0], atol=1e-5)
 
 
 def test_two_processes_cannot_write_one_file(make, tmp_path):

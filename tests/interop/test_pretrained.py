@@ -195,7 +195,7 @@ def test_features_are_written_in_chunks(golden, tmp_path, monkeypatch):
         np.testing.assert_allclose(part, wanted, atol=1e-5)
 
     before, calls = path.read_bytes(), iter([texts, texts[:-1]])
-    with pytest.raises(UserError, match="--input: has changed while it was read"):
+    with pytest.raises(UserError, match="--input: the file changed during the computation"):
         hidden_states.write_hidden_states(path, *arguments, lambda: next(calls), "last")
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 

@@ -183,7 +183,7 @@ def list_files(source: str) -> Listing:
         missing = (
             error.filename if isinstance(error.filename, str) and "://" not in source else source
         )  # the target of a link
-        raise UserError(f"data.corpus: no file or folder {missing!r}") from None
+        raise UserError(f"config.data.corpus = {missing!r}: no such file or folder; correct the path") from None
     except (OSError, pyarrow.ArrowException, ImportError, ValueError, NotImplementedError) as error:
         raise UserError(f"data.corpus: {source!r} cannot be listed ({first_line(error)})") from None
     if not files:

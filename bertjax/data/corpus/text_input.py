@@ -1,4 +1,4 @@
-"""The texts of a command: texts of the command line and the lines of a file, or a column of a table."""
+"""The texts that a command reads: texts on the command line, lines of a file, or a column of a table."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from bertjax.data.corpus import tables
 class TextInput:
     """Texts in memory, followed by the lines of a file, or by a column of a table. Iterates over the texts.
 
-    The texts are read again in each iteration, so that their number is not limited by the memory.
+    Each loop over the object reads the file again, so that the file may be larger than the memory.
 
     Attributes:
       texts: the texts in memory.
@@ -40,7 +40,7 @@ class TextInput:
             yield from read_text_lines(self.path)
 
     def check(self, checkpoint: str) -> None:
-        """Raises `UserError` if there is no text for a checkpoint, or if the table lacks a column."""
+        """Raises `UserError` if there is no text, or if the table lacks a column; the error names the checkpoint."""
         if next(iter(self), None) is None:
             raise missing_text(checkpoint, self.path)
         if self.id_column:
@@ -69,19 +69,19 @@ def is_table(path: str) -> bool:
 
 
 def missing_text(checkpoint: str, path: str) -> UserError:
-    """Returns the error about a checkpoint without a text; `path` is the file of texts, or ""."""
+    """Returns the error of a command that got a checkpoint but no text; `path` is the file of texts, or ""."""
     if path:
         return UserError(f"--input={path}: contains no text; write one text per line")
-    return UserError(f"no text for the checkpoint {checkpoint!r}: give one on the command line, or a file with --input")
+    return UserError(f"no text for the checkpoint {checkpoint!r}: add a text, or name a file with --input")
 
 
 def read_text_lines(name: str) -> Iterator[str]:
-    """Yields the lines of a file in UTF-8. Raises `UserError` if --input is no such file."""
+    """Yields the lines of a file. Raises `UserError` if the file is missing, a folder, compressed, or not in UTF-8."""
     path = epath.Path(name)
     if path.is_dir():
         raise UserError(f"--input={name}: is a folder; name a file with one text per line")
     if not path.is_file():
-        raise UserError(f"--input: no such file {name!r}")
+        raise UserError(f"--input={name}: no such file; correct the path")
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if number == 1 and line.startswith(b"\x1f\x8b"):

@@ -61,7 +61,7 @@ class WordMetrics(ObjectiveMetrics):
         """Returns the lines of all sources, and a line for each source."""
         loss, accuracy, majority = (scores[f"{name}_{metric}"] for metric in ("loss", "accuracy", "majority"))
         unigram = scores["unigram_loss"]
-        comparison = f"{abs(unigram - loss):.3f} {'better' if loss < unigram else 'worse'} than it"
+        comparison = f"{abs(unigram - loss):.3f} nats {'better' if loss < unigram else 'worse'}"
         title = f"held-out {self.title}: "
         lines = [
             f"{title}loss {loss:.3f} nats; unigram baseline {unigram:.3f} ({comparison})",
