@@ -6,7 +6,7 @@ Nothing is imported before it is used.
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"  # setup.py reads this line
+__version__ = "0.2.0"  # setup.py reads this line
 __all__ = [
     "Answer", "Classified", "Extracted", "Filled", "Hit", "MinedFile", "Model", "Scores", "SearchIndex", "Tagged",
     "UserError", "convert", "evaluate", "extract", "learn_vocabulary", "load", "mine", "prepare", "submit", "train",

@@ -25,7 +25,7 @@ def mask(output: str) -> str:
     output = re.sub(r"^.* so far$\n", "", output, flags=re.MULTILINE)
     output = re.sub(r"(\[MASK\] \d+: ).*", r"\1PREDICTIONS", output)
     output = re.sub(r'"label": "\w+"', '"label": PREDICTION', output)
-    output = re.sub(r"^( +\d+ +[\d.]+: ).*", r"\1DOCUMENT", output, flags=re.MULTILINE)  # a result of search
+    output = re.sub(r"^( +[\d.]+ +\d+: ).*", r"\1DOCUMENT", output, flags=re.MULTILINE)  # a result of search
     output = re.sub(r"\d+:\d\d:\d\d", "H:MM:SS", output)
     output = re.sub(r"\d[\d,]*(\.\d+)?(e[+-]?\d+)?", "N", output)
     return re.sub(r"N [kM]/s", "N/s", output)
