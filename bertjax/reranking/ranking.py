@@ -1,0 +1,75 @@
+"""Ranks documents for a query with a checkpoint that computes one score for a pair of texts."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from bertjax.common.errors import UserError
+from bertjax.finetuning.classification import logits_of
+from bertjax.finetuning.labels import label_type_of
+from bertjax.interop.pretrained import Pretrained
+
+ARCHITECTURE = "BertForSequenceClassification"
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranked:
+    """A document of a ranking.
+
+    Attributes:
+      index: the index of the document in the list of documents, from 0.
+      score: the relevance score; higher is better.
+    """
+
+    index: int
+    score: float
+
+
+class Ranker:
+    """Scores pairs of a query and a document.
+
+    Args:
+      source: the checkpoint of a run of `rerank` or of a regression, a folder of a CrossEncoder, or a classifier of
+        transformers with one label.
+
+    Raises:
+      UserError: if the checkpoint does not compute one score for a pair of texts.
+    """
+
+    def __init__(self, source: Pretrained) -> None:
+        if not is_reranker(source):
+            raise UserError(
+                f"{source.path}: must compute one score for a pair of texts: choose the workdir of a run of rerank, a "
+                f"CrossEncoder, or a classifier with one label"
+            )
+        self._source, self._label_type = source, label_type_of(source)
+
+    def scores(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        """Returns the relevance score of each pair (query, document), `[pairs]` float32.
+
+        The scores of a CrossEncoder have its activation, such as the sigmoid.
+        """
+        if not pairs:
+            return np.zeros(0, np.float32)
+        logits, _ = logits_of(self._source, self._label_type.head, pairs)
+        return self._label_type.predictions(np.stack(logits)).astype(np.float32)
+
+    def rank(self, query: str, documents: Sequence[str], top_k: int | None = None) -> list[Ranked]:
+        """Returns the documents in descending order of their scores. Documents with equal scores keep their order.
+
+        Args:
+          query: the query.
+          documents: the documents; one or more.
+          top_k: the largest number of documents to return; None for all.
+        """
+        scores = self.scores([(query, document) for document in documents])
+        order = np.argsort(-scores, kind="stable")[:top_k]
+        return [Ranked(int(index), float(scores[index])) for index in order]
+
+
+def is_reranker(source: Pretrained) -> bool:
+    """Returns whether a checkpoint computes one score for a pair of texts."""
+    if source.architecture != ARCHITECTURE or "classifier" not in source.params or source.is_multi_label:
+        return False
+    return bool(source.params["classifier"]["dense"]["bias"].shape == (1,))
