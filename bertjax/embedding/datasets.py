@@ -5,7 +5,7 @@ A set has one of the `FORMS`. It is a file, or the train or dev file of a folder
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -15,7 +15,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.lists import split_at_commas
 from bertjax.data.loading.examples import Examples
 from bertjax.embedding import retrieval
-from bertjax.embedding.forms import FORMS, WITH_QUERIES, Form, TextSet, number_texts
+from bertjax.embedding.forms import FORMS, WITH_QUERIES, FileForm, Form, TextSet, number_texts
 from bertjax.embedding.retrieval import Search
 from bertjax.finetuning.encoding import encode_pairs
 from bertjax.text.tokenizer import Tokenizer
@@ -32,6 +32,7 @@ class Source:
     """The location and the form of a set: a section of the config, with the fields of `config.data`.
 
     Attributes:
+      forms: the forms by name.
       section: the name of the section, such as data.sets.NAME.
       path: the file or the folder.
       form: the name of a form.
@@ -42,6 +43,7 @@ class Source:
       ignore_identical_ids: whether a query never finds the document with the same id.
     """
 
+    forms: ClassVar[Mapping[str, FileForm]] = FORMS
     section: str
     path: str
     form: str
@@ -72,9 +74,9 @@ class Source:
         Args:
           forms: the allowed forms; all by default.
         """
-        forms = forms or FORMS
+        forms = forms or self.forms
         self.require(self.form in forms, "form", f"choose one of {', '.join(forms)}")
-        form, columns = FORMS[self.form], self.columns
+        form, columns = self.forms[self.form], self.columns
         self.require(
             not form.columns or all(columns), "texts", "must name the columns of the texts, such as anchor,positive"
         )
@@ -89,7 +91,7 @@ class Source:
         Raises:
           UserError: unless there is exactly one file.
         """
-        place, names = epath.Path(self.path), FORMS[self.form].files
+        place, names = epath.Path(self.path), self.forms[self.form].files
         if not place.is_dir():
             self.require(place.is_file(), "path", "no such file or folder; correct the path")
             suffixes = tuple(dict.fromkeys(epath.Path(name).suffix for name in names))

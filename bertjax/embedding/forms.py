@@ -51,23 +51,31 @@ def number_texts(texts: Iterable[str]) -> tuple[np.ndarray, list[str]]:
     return text_numbers, list(numbers)
 
 
-class Form(abc.ABC):
-    """The form of the examples of a set.
+class FileForm:
+    """The form of the files of a set.
 
     Attributes:
       columns: the allowed numbers of columns of texts; empty if the file determines its texts.
       needs: the requirement of `columns`, for messages.
       files: the names of the file in a folder, one of which exists; {} stands for train or dev.
-      has_queries: whether the first text is a query, and the other texts are documents. Their prompts differ.
-      has_ids: whether the queries and the documents have ids, see `read_search`.
-      value_type: the type of the scores or labels of a set; None without values.
+      has_ids: whether the queries and the documents have ids.
     """
 
     columns: ClassVar[range] = range(0)
     needs: ClassVar[str] = ""
     files: ClassVar[tuple[str, ...]] = tuple("{}" + suffix for suffix in SUFFIXES)
-    has_queries: ClassVar[bool] = False
     has_ids: ClassVar[bool] = False
+
+
+class Form(FileForm, abc.ABC):
+    """The form of the examples of a set that embeddings are trained on or evaluated on.
+
+    Attributes:
+      has_queries: whether the first text is a query, and the other texts are documents. Their prompts differ.
+      value_type: the type of the scores or labels of a set; None without values.
+    """
+
+    has_queries: ClassVar[bool] = False
     value_type: ClassVar[type | None] = None
 
     @abc.abstractmethod
@@ -97,7 +105,7 @@ class Pairs(Form):
 
     def read(self, path: epath.Path, columns: Sequence[str], label: str) -> TextSet:
         """Reads the rows of a table."""
-        return TextSet([_texts(row, columns) for row in _rows(path, columns)])
+        return TextSet([texts_of(row, columns) for row in rows_with_columns(path, columns)])
 
 
 class ScoredPairs(Form):
@@ -109,10 +117,10 @@ class ScoredPairs(Form):
 
     def read(self, path: epath.Path, columns: Sequence[str], label: str) -> TextSet:
         """Reads the rows of a table."""
-        rows = _rows(path, columns, label)
+        rows = rows_with_columns(path, columns, label)
         scores = np.array([NumberLabel().value(row, label) for row in rows], np.float32)
         _check_values(path, label, scores, "scores")
-        return TextSet([_texts(row, columns) for row in rows], scores)
+        return TextSet([texts_of(row, columns) for row in rows], scores)
 
 
 class LabelledPairs(Form):
@@ -124,7 +132,7 @@ class LabelledPairs(Form):
 
     def read(self, path: epath.Path, columns: Sequence[str], label: str) -> TextSet:
         """Reads the rows of a table."""
-        rows = _rows(path, columns, label)
+        rows = rows_with_columns(path, columns, label)
         for row in rows:
             if (value := NumberLabel().value(row, label)) not in (0, 1):
                 raise UserError(
@@ -133,7 +141,7 @@ class LabelledPairs(Form):
                 )
         labels = np.array([NumberLabel().value(row, label) for row in rows], np.int32)
         _check_values(path, label, labels, "labels")
-        return TextSet([_texts(row, columns) for row in rows], labels)
+        return TextSet([texts_of(row, columns) for row in rows], labels)
 
 
 class Sentences(Form):
@@ -148,7 +156,7 @@ class Sentences(Form):
         if path.suffix == ".txt":
             lines = [line.strip() for line in read_text(path).splitlines()]
         else:
-            lines = [_texts(row, columns[:1])[0] for row in _rows(path, columns[:1])]
+            lines = [texts_of(row, columns[:1])[0] for row in rows_with_columns(path, columns[:1])]
         pairs = [(text, text) for text in lines if text]
         if not pairs:
             raise UserError(f"{path}: has no text; add at least one")
@@ -203,14 +211,14 @@ def _check_values(path: epath.Path, label: str, values: np.ndarray, name: str) -
         raise UserError(f"{path}: all {name}, in column {label!r}, are {values[0]:g}; use data with different values")
 
 
-def _rows(path: epath.Path, columns: Sequence[str], *labels: str) -> TableRows:
+def rows_with_columns(path: epath.Path, columns: Sequence[str], *labels: str) -> TableRows:
     """Returns the rows of a table. Raises `UserError` if the first row lacks a column."""
     rows, _ = read_table(path)
     check_columns(rows[0], {"data.texts": columns, "data.label": labels})
     return rows
 
 
-def _texts(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
+def texts_of(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
     """Returns the texts of a row. Raises `UserError` if one is empty."""
     texts = tuple(column(row, name).strip() for name in columns)
     for name, text in zip(columns, texts):

@@ -1,5 +1,6 @@
 """Encodes texts, or pairs of texts, as inputs of BERT."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -63,15 +64,23 @@ def encode_pairs(
     input_ids, token_types, lost = [], [], []
     for a, b in zip(encoded_firsts, encoded_seconds):
         lost.append(max(0, len(a) + len(b) - room))
-        if lost[-1]:
-            half = room // 2 if longer_keeps_more and len(a) <= len(b) else room - room // 2
-            keep_a = max(room - len(b), min(len(a), half))
-            a, b = a[:keep_a], b[: room - min(keep_a, len(a))]
-        ids = tokenizer.framed(a, b if is_pair else None)
-        of_second = len(b) + len(tokenizer.end) if is_pair else 0
+        kept, of_pair = truncate_pair(a, b, room, longer_keeps_more)
+        ids = tokenizer.framed(kept, of_pair if is_pair else None)
+        of_second = len(of_pair) + len(tokenizer.end) if is_pair else 0
         input_ids.append(np.array(ids, np.int32))
         token_types.append(tokenizer.token_types(len(ids), of_second))
     return EncodedPairs(input_ids, token_types, lost)
+
+
+def truncate_pair(
+    first: Sequence[int], second: Sequence[int], room: int, longer_keeps_more: bool = False
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Returns the ids of a pair of texts, truncated to `room` tokens in total, see `encode_pairs`."""
+    if len(first) + len(second) <= room:
+        return first, second
+    half = room // 2 if longer_keeps_more and len(first) <= len(second) else room - room // 2
+    kept = max(room - len(second), min(len(first), half))
+    return first[:kept], second[: room - min(kept, len(first))]
 
 
 def encode_windows(

@@ -15,7 +15,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, Lora
 from bertjax.config.resolved import ResolvedConfig
 from bertjax.data.batch import Batch
-from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder, count_steps
+from bertjax.data.loading.examples import Examples, Order, count_steps
 from bertjax.data.loading.mixture import MixedOrder
 from bertjax.distributed.mesh import compute_on, local_rows
 from bertjax.finetuning.evaluator import FineTuningEvaluator
@@ -68,12 +68,12 @@ class FineTuning:
         self.evaluator = FineTuningEvaluator(data, self._predictor)
         self._batch_shapes = functools.lru_cache(2)(self._compute_batch_shapes)
 
-    def _make_order(self) -> PackedOrder | TrainingOrder | MixedOrder:
+    def _make_order(self) -> Order:
         config, data, ways = self.config, self.data, self.mesh.shape["data"] * self.mesh.shape["fsdp"]
 
-        def order_of(examples: Examples) -> PackedOrder | TrainingOrder:
-            arguments = (examples, config.batch_size, config.seed, config.model.max_position_embeddings)
-            return PackedOrder(*arguments, ways * config.microbatches) if config.packing else TrainingOrder(*arguments)
+        def order_of(examples: Examples) -> Order:
+            longest, multiple = config.model.max_position_embeddings, ways * config.microbatches
+            return examples.make_order(config.batch_size, config.seed, longest, multiple, config.packing)
 
         if not data.more_train:
             return order_of(data.train)

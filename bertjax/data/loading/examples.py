@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -90,6 +90,20 @@ class Examples:
         """Labels that are not per token, `[examples, ...]`; 0 if the labels are unknown."""
         labels = np.zeros(len(self), np.int32) if self.labels is None else np.asarray(self.labels)
         return labels.astype(np.float32 if labels.dtype.kind == "f" else np.int32)
+
+    def make_order(self, batch_size: int, seed: int, longest: int, multiple: int, packs: bool) -> "Order":
+        """Returns the assignment of the examples to the batches of training.
+
+        Args:
+          batch_size: examples of a batch.
+          seed: the seed of the order.
+          longest: the largest length of a row.
+          multiple: the number of rows of a batch is a multiple of this number.
+          packs: whether examples share rows.
+        """
+        if packs:
+            return PackedOrder(self, batch_size, seed, longest, multiple)
+        return TrainingOrder(self, batch_size, seed, longest)
 
     def batch(self, rows: np.ndarray, length: int) -> Batch:
         """Returns a padded batch of some examples.
@@ -234,7 +248,28 @@ def count_steps(config: ConfigDict, train_examples: int) -> int:
     return max(1, round(config.epochs * steps_per_epoch(train_examples, config.batch_size)))
 
 
-class TrainingOrder:
+class Order(Protocol):
+    """Assigns examples to the batches of training.
+
+    Attributes:
+      steps_per_epoch: the number of batches per epoch.
+    """
+
+    steps_per_epoch: int
+
+    def shape(self, step: int) -> tuple[int, int]:
+        """Returns the number of rows of a step, counted from 0, with padding, and their length."""
+
+    def batches(self, steps: range, rows: Rows) -> Iterator[Batch]:
+        """Yields the batches of steps.
+
+        Args:
+          steps: the steps, counted from 0.
+          rows: (number of rows) -> the indices of the rows that this host computes.
+        """
+
+
+class TrainingOrder(Order):
     """Assigns examples to the padded batches of training.
 
     Each epoch is a random permutation of all examples, cut into windows of several batches; the last window may be
@@ -276,12 +311,7 @@ class TrainingOrder:
         return self._batch_size * max(1, self._examples.choices), self.length(step)
 
     def batches(self, steps: range, rows: Rows) -> Iterator[Batch]:
-        """Yields the batches of steps.
-
-        Args:
-          steps: the steps, counted from 0.
-          rows: (number of rows) -> the indices of the rows that this host computes.
-        """
+        """Yields the batches of steps, see `Order.batches`."""
         host_rows = rows(self._batch_size)
         for step in steps:
             yield self._examples.batch(self.rows(step)[host_rows], self.length(step))
@@ -326,7 +356,7 @@ def choose_row_size(examples: Examples, batch_size: int, longest: int, multiple:
     return min(sizes, key=cost)
 
 
-class PackedOrder:
+class PackedOrder(Order):
     """Assigns examples to the packed batches of training. `packing.arrange` arranges an epoch as one window.
 
     Attributes:
@@ -360,7 +390,7 @@ class PackedOrder:
         return packing.round_up(row_count, self._multiple), self.row.tokens
 
     def batches(self, steps: range, rows: Rows) -> Iterator[Batch]:
-        """Yields the batches of steps, see `TrainingOrder.batches`."""
+        """Yields the batches of steps, see `Order.batches`."""
         for step in steps:
             epoch, index = divmod(step, self.steps_per_epoch)
             arrangement = self.arrangement(epoch)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax.data.batch import Batch
-from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder, steps_per_epoch
+from bertjax.data.loading.examples import Examples, Order, steps_per_epoch
 from bertjax.distributed.mesh import Rows
 
 
@@ -29,13 +29,13 @@ def steps_per_dataset(sizes: Sequence[int], weights: Sequence[float], batch_size
     return [max(1, round(weight * steps_per_epoch(size, batch_size))) for size, weight in zip(sizes, weights)]
 
 
-class MixedOrder:
+class MixedOrder(Order):
     """Assigns training steps to datasets in random order. The order of a dataset determines the examples of its steps.
 
     The assignment in an epoch is a function of (seed, epoch).
     """
 
-    def __init__(self, orders: Sequence[PackedOrder | TrainingOrder], counts: Sequence[int], seed: int):
+    def __init__(self, orders: Sequence[Order], counts: Sequence[int], seed: int):
         """Creates the order.
 
         Args:
