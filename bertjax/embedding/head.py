@@ -29,7 +29,6 @@ class EmbeddingHead(Head):
     """Embeddings of texts, `[batch, width]`; `config.head` sets their computation from hidden states."""
 
     architecture = ARCHITECTURE
-    couples_rows = True
 
     def make_model(self, config: BertConfig, **settings: Any) -> nn.Module:
         """Returns the module."""

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from bertjax.distributed.mesh import GROUPS
-from bertjax.inference.losses import LabelLoss
+from bertjax.inference.losses import CouplesRows, LabelLoss
 from bertjax.models.heads import l2_normalize
 
 LOWEST = -1e9  # a logit without probability, whose gradient is a number
@@ -157,7 +157,7 @@ def _cosines(embeddings: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class ByForm:
+class ByForm(CouplesRows):
     """The loss of a batch by the form of its examples, which the labels show.
 
     Attributes:
@@ -206,7 +206,7 @@ def example_scores(embeddings: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Matryoshka:
+class Matryoshka(CouplesRows):
     """The sum of a loss over embeddings and their first dimensions, for several widths (Kusupati et al. 2022).
 
     The whole embeddings determine whether an example is correct.

@@ -152,8 +152,8 @@ def read_retrieval_set(qrels: epath.Path) -> Search:
       UserError: for missing or invalid files, and for an unknown id.
     """
     folder = qrels.parent.parent
-    documents = dict(sorted(_texts(folder / "corpus.jsonl")))
-    queries = dict(_texts(folder / "queries.jsonl"))
+    documents = dict(sorted(read_texts_by_id(folder / "corpus.jsonl")))
+    queries = dict(read_texts_by_id(folder / "queries.jsonl"))
     numbers = {name: number for number, name in enumerate(documents)}
     relevant: dict[str, dict[int, float]] = {}
     for row in read_table(qrels, quoting=False)[0]:
@@ -175,7 +175,7 @@ def read_retrieval_set(qrels: epath.Path) -> Search:
     return Search([queries[name] for name in relevant], list(documents.values()), list(relevant.values()), identical)
 
 
-def _texts(path: epath.Path) -> Iterator[tuple[str, str]]:
+def read_texts_by_id(path: epath.Path) -> Iterator[tuple[str, str]]:
     """Yields the id and the text of each row of a file. Raises `UserError` if two texts have the same id."""
     seen = set()
     for row in rows_of(path):

@@ -48,8 +48,7 @@ def with_teacher_targets(config: ConfigDict, data: TaskData, tokenizer: Tokenize
                 np.savez(file, logits=np.concatenate(targets), sizes=sizes, key=np.array(key), forms=forms)
     ends = np.cumsum(list(map(len, data.train_sets)))
     train, *more = (
-        dataclasses.replace(examples, teacher_logits=targets[end - len(examples) : end])
-        for examples, end in zip(data.train_sets, ends)
+        examples.with_teacher(targets[end - len(examples) : end]) for examples, end in zip(data.train_sets, ends)
     )
     more_train = tuple(share._replace(examples=examples) for share, examples in zip(data.more_train, more))
     return dataclasses.replace(data, train=train, more_train=more_train)

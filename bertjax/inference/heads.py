@@ -38,8 +38,6 @@ class Head(abc.ABC):
       problem_type: the name of the problem in the config of transformers, for a classifier whose rows do not show it.
       pooled: whether the outputs belong to whole sequences, `[batch, ...]`, or to tokens, `[batch, length, ...]`.
       frozen: top-level keys of the params that are not trained.
-      couples_rows: whether the loss of an example depends on the other examples of the batch. Such a loss runs on the
-        rows of a group of devices, and gathers the other rows with `jax.lax.all_gather(..., mesh.GROUPS)`.
       supports_packing: whether sequences can share a row. The module then takes `positions` and, if `pooled`,
         `first_tokens`, see `make_model`.
     """
@@ -48,7 +46,6 @@ class Head(abc.ABC):
     problem_type: ClassVar[str] = ""
     pooled: ClassVar[bool] = True
     frozen: ClassVar[tuple[str, ...]] = ()
-    couples_rows: ClassVar[bool] = False
     supports_packing: ClassVar[bool] = True
 
     @abc.abstractmethod

@@ -5,6 +5,7 @@ weights of the batch. The loss of a batch is the sum of the losses, divided by t
 `DistillableLoss` also has a method `divergence`.
 """
 
+import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
@@ -33,6 +34,14 @@ class LabelLoss(Protocol):
           batch: the arrays of `Examples.batch`, such as `labels`. A packed batch has an axis for the texts of a row:
             `labels` is `[rows, texts, ...]`.
         """
+
+
+class CouplesRows(abc.ABC):  # noqa: B024 (the ability has no methods)
+    """The ability of a loss in which the loss of an example depends on other examples of the batch.
+
+    Such a loss runs on the rows of a group of devices, and gathers the other rows with
+    `jax.lax.all_gather(..., mesh.GROUPS)`.
+    """
 
 
 @runtime_checkable

@@ -1,7 +1,8 @@
 """The registry of tasks.
 
 A task is `pretraining`, or a fine-tuning task: the `TASK` of each module in `finetuning/tasks/`, the `TASK` of
-`embedding`, and the tasks that users register. The registry holds only names; `get` imports the module of a task.
+`embedding` and of `reranking`, and the tasks that users register. The registry holds only names; `get` imports the
+module of a task.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ _MODULES = (
     # `find_task` chooses the first task with an architecture. Other tasks have the architecture of these two tasks.
     {name: f"{_FOLDER}.{name}:TASK" for name in ("classify", "tag")}
     | own_in(_FOLDER, str(_FILE), "TASK")
-    | {"embed": "bertjax.embedding.task:TASK"}
+    | {"embed": "bertjax.embedding.task:TASK", "rerank": "bertjax.reranking.task:TASK"}
 )
 TASKS = Registry[FineTuningTask]("task", "task", _MODULES, reserved=(PRETRAINING,), base=FineTuningTask)
 register, names, get = TASKS.register, TASKS.names, TASKS.get  # The file of an experiment may register a task.

@@ -50,10 +50,14 @@ class Ranker:
 
         The scores of a CrossEncoder have its activation, such as the sigmoid.
         """
+        return self._label_type.predictions(self.logits(pairs)[:, None]).astype(np.float32)
+
+    def logits(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        """Returns the output of the head for each pair (query, document), without an activation, `[pairs]` float32."""
         if not pairs:
             return np.zeros(0, np.float32)
         logits, _ = logits_of(self._source, self._label_type.head, pairs)
-        return self._label_type.predictions(np.stack(logits)).astype(np.float32)
+        return np.stack(logits)[:, 0].astype(np.float32)
 
     def rank(self, query: str, documents: Sequence[str], top_k: int | None = None) -> list[Ranked]:
         """Returns the documents in descending order of their scores. Documents with equal scores keep their order.

@@ -91,6 +91,10 @@ class Examples:
         labels = np.zeros(len(self), np.int32) if self.labels is None else np.asarray(self.labels)
         return labels.astype(np.float32 if labels.dtype.kind == "f" else np.int32)
 
+    def with_teacher(self, targets: Sequence[np.ndarray]) -> "Examples":
+        """Returns the examples with the outputs of a teacher, see `teacher_logits`."""
+        return dataclasses.replace(self, teacher_logits=targets)
+
     def make_order(self, batch_size: int, seed: int, longest: int, multiple: int, packs: bool) -> "Order":
         """Returns the assignment of the examples to the batches of training.
 

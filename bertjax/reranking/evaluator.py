@@ -1,0 +1,95 @@
+"""Evaluates rerankers: the metrics of the rankings of documents, before and after reranking.
+
+The metrics are the metrics of CrossEncoderRerankingEvaluator of sentence-transformers.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from bertjax.finetuning.classification import Windows
+from bertjax.inference.task import Split
+from bertjax.reranking.forms import ListSet, RankingList
+from bertjax.reranking.lists import ListExamples, Pairs
+from bertjax.reranking.metrics import mean_metrics
+from bertjax.training.checkpoints import workdir
+
+METRIC = "ndcg@10"  # ranks runs
+
+
+@dataclasses.dataclass(frozen=True)
+class RankedLists(Split):
+    """Lists that a reranker is evaluated on. An example is a pair of texts, or a window of the document of a pair.
+
+    Attributes:
+      lists: the lists.
+      owners: `[examples]`, the number of the pair of each example.
+      windows: the windows of long documents.
+    """
+
+    lists: ListSet
+    owners: np.ndarray
+    windows: Windows
+
+    def decode(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
+        """Returns the scores of the documents of each list, `[documents]` each."""
+        scores = np.stack(self.windows.combined(outputs, self.owners))[:, 0]
+        return np.split(scores, np.cumsum([len(ranking.documents) for ranking in self.lists.lists])[:-1])
+
+    def score(self, predictions: list[np.ndarray]) -> dict[str, float]:
+        """Returns the metrics of scores, and of the order of the candidates with the prefix "base_"."""
+        scores = mean_metrics(*self._with_missing(predictions))
+        if not self.lists.is_ranked:
+            return scores
+        before = [-np.arange(len(ranking.documents), dtype=np.float32) for ranking in self.lists.lists]
+        return scores | {f"base_{name}": value for name, value in mean_metrics(*self._with_missing(before)).items()}
+
+    def files(self, predictions: list[np.ndarray]) -> dict[str, str]:
+        """Returns the file with a few queries and their first documents."""
+        rows = []
+        for number in workdir.sample_indices(len(self.lists.lists)):
+            ranking = self.lists.lists[number]
+            first = int(np.argmax(predictions[number]))
+            rows.append((ranking.query, f"{ranking.grades[first]:g}", ranking.documents[first]))
+        return workdir.samples_file(rows)
+
+    def _with_missing(self, predictions: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Returns scores and grades with the missing relevant documents, which are below all ranks."""
+        scores, grades = [], []
+        for ranking, predicted in zip(self.lists.lists, predictions):
+            scores.append(np.concatenate([predicted, np.full(len(ranking.missing), -np.inf)]))
+            grades.append(np.maximum(0.0, np.array([*ranking.grades, *ranking.missing])))
+        return scores, grades
+
+
+def make_split(lists: ListSet, examples: ListExamples) -> RankedLists:
+    """Returns lists as a split that a reranker is evaluated on.
+
+    Args:
+      lists: the lists.
+      examples: the encoded lists, without in-batch negatives.
+    """
+    sizes = [len(documents) for documents in examples.list_documents]
+    numbers = np.repeat(np.arange(len(examples)), sizes)
+    pairs = Pairs(
+        numbers,
+        np.concatenate([np.arange(size) for size in sizes]),
+        examples.list_queries[numbers],
+        np.concatenate(examples.list_documents),
+        np.concatenate(examples.grades),
+    )
+    encoded, owners = examples.encoded_with_owners(pairs)
+    return RankedLists(encoded, lists, owners, examples.encoder.windows)
+
+
+def describe(name: str, lists: Sequence[RankingList], examples: ListExamples) -> str:
+    """Returns a line about lists: their number, their lengths and the truncated pairs."""
+    sizes = [len(ranking.documents) for ranking in lists]
+    relevant = sum(grade > 0 for ranking in lists for grade in ranking.grades)
+    span = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+    line = f"{name}: {len(lists):,} lists of {span} documents, {sum(sizes):,} pairs, {relevant:,} of them relevant"
+    cut, longest = examples.count_truncated(), examples.encoder.max_seq_length
+    if not cut:
+        return line
+    return f"{line}; {cut:,} pairs truncated to {longest} tokens; --config.max_seq_length keeps more"
