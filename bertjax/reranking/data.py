@@ -48,7 +48,7 @@ class RerankingData(TaskData, HasTeacherTargets):
 
 def load(config: ConfigDict, tokenizer: Tokenizer, head: Head) -> RerankingData:
     """Reads the training set and the dev set. Raises `UserError` for missing or invalid files."""
-    data, notes = config.data, []
+    data, notes = config.data, list[str]()
     train_source, dev_source = sets.training_set(data), sets.dev_set(data)
     if sets.is_divided(data):
         train, dev, note = sets.divide(train_source.read("train"), data)

@@ -46,12 +46,12 @@ class RankedLists(Split):
         return scores | {f"base_{name}": value for name, value in mean_metrics(*self._with_missing(before)).items()}
 
     def files(self, predictions: list[np.ndarray]) -> dict[str, str]:
-        """Returns the file with a few queries and their first documents."""
+        """Returns the file with a few queries, their most relevant documents and the first documents of the reranker."""
         rows = []
         for number in workdir.sample_indices(len(self.lists.lists)):
             ranking = self.lists.lists[number]
-            first = int(np.argmax(predictions[number]))
-            rows.append((ranking.query, f"{ranking.grades[first]:g}", ranking.documents[first]))
+            best, predicted = (ranking.documents[int(np.argmax(x))] for x in (ranking.grades, predictions[number]))
+            rows.append((ranking.query, best, predicted))
         return workdir.samples_file(rows)
 
     def _with_missing(self, predictions: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -124,8 +124,8 @@ class LabelledDocuments(ListForm):
             grade, graded = _number(row, label), documents.setdefault(query, {})
             if graded.setdefault(document, grade) != grade:
                 raise UserError(
-                    f"{row.where}: {label} is {grade:g}, but an earlier row has {graded[document]:g} for the same query "
-                    f"and document; keep one row"
+                    f"{row.where}: {label} is {grade:g}, but an earlier row of this query and document has "
+                    f"{graded[document]:g}; keep one row"
                 )
         return ListSet(
             [RankingList(query, tuple(graded), tuple(graded.values())) for query, graded in documents.items()]

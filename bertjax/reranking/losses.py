@@ -2,8 +2,8 @@
 
 A loss is called as (logits, batch) -> (losses, whether each pair is correct), see `inference.losses.LabelLoss`. The
 logits are `[rows, (sequences,) 1]`: a row contains pairs. `batch["labels"]` are float32 `[rows, (sequences,) 3]`: for
-each pair the number of the list, the position of the document in the list (from 0), and the grade of the document. List
-numbers are integers up to 2**24. They identify the lists of a batch.
+each pair the index of the list in the batch, the position of the document in the list (from 0), and the grade of the
+document.
 
 A pointwise loss depends on one pair. A loss of lists depends on all pairs of a list. These pairs are in the same batch,
 but can belong to different groups of devices. A loss of lists therefore runs with the axis `mesh.GROUPS`, and gathers
@@ -21,10 +21,10 @@ from ml_collections import ConfigDict
 
 from bertjax.config import limits
 from bertjax.distributed.mesh import GROUPS
-from bertjax.inference.losses import LabelLoss
+from bertjax.inference.losses import CouplesRows, LabelLoss
 
 LOWEST = -1e9  # a logit without probability, whose gradient is a number
-LIST_NUMBER, POSITION, GRADE = range(3)  # of a label
+LIST, POSITION, GRADE = range(3)  # the columns of a label
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Lists(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ListLoss(abc.ABC):
+class ListLoss(CouplesRows):
     """A loss of lists. The loss of each pair is the loss of the whole batch.
 
     A weighted mean over the pairs is therefore the loss of the batch, for any number of groups of devices.
@@ -114,10 +114,12 @@ class ListLoss(abc.ABC):
     Attributes:
       lists: the largest number of lists in a batch. A loss ignores further lists.
       documents: the largest number of documents in a list. A loss ignores further documents.
+      combine: "max" or "mean" of the scores of the windows of a document; "" without windows.
     """
 
     lists: int
     documents: int
+    combine: str = dataclasses.field(default="", kw_only=True)
 
     @abc.abstractmethod
     def mean_loss(self, lists: Lists) -> jax.Array:
@@ -130,26 +132,23 @@ class ListLoss(abc.ABC):
         """
         weights = batch["weights"]
         scores, labels = logits.reshape(-1).astype(jnp.float32), batch["labels"].reshape(-1, 3)
-        # Places without a pair have the number inf, so that they are after all lists.
-        list_numbers = jnp.where(weights.reshape(-1) > 0, labels[:, LIST_NUMBER], jnp.inf)
-        gathered = (jax.lax.all_gather(x, GROUPS, tiled=True) for x in (scores, labels, list_numbers))
-        all_scores, all_labels, all_list_numbers = gathered
-        numbers = jnp.unique(all_list_numbers, size=self.lists, fill_value=jnp.inf)
-        lists = self._lists(all_scores, all_labels, self._list_indices(numbers, all_list_numbers))
-        correct = lists.are_correct()[self._list_indices(numbers, list_numbers)]
+        # Places without a pair have an index after all lists, so that `_lists` drops them.
+        indices = jnp.where(weights.reshape(-1) > 0, labels[:, LIST], self.lists).astype(jnp.int32)
+        lists = self._lists(*(jax.lax.all_gather(x, GROUPS, tiled=True) for x in (scores, labels, indices)))
+        correct = lists.are_correct()[indices]
         return jnp.full(weights.shape, self.mean_loss(lists)), correct.reshape(weights.shape)
 
-    def _list_indices(self, numbers: jax.Array, list_numbers: jax.Array) -> jax.Array:
-        """Returns the index of each pair's list in `numbers`; `self.lists` for places without a pair."""
-        return jnp.where(list_numbers < jnp.inf, jnp.searchsorted(numbers, list_numbers), self.lists)
-
     def _lists(self, scores: jax.Array, labels: jax.Array, indices: jax.Array) -> Lists:
+        """Returns the documents by list. The score of a document combines the scores of its windows."""
         places = (indices, labels[:, POSITION].astype(jnp.int32))
-        values = (scores, labels[:, GRADE], jnp.ones(scores.shape))
-        # A sum has a simpler gradient than an assignment. Every place receives at most one document.
-        sums = (jnp.zeros((self.lists, self.documents)).at[places].add(x, mode="drop") for x in values)
-        list_scores, list_grades, counts = sums
-        return Lists(list_scores, list_grades, counts > 0)
+        empty = jnp.zeros((self.lists, self.documents))
+        counts = empty.at[places].add(1, mode="drop")
+        if self.combine == "max":
+            highest = jnp.full(empty.shape, LOWEST).at[places].max(scores, mode="drop")
+            list_scores = jnp.where(counts > 0, highest, 0)
+        else:  # without windows, a document has one score
+            list_scores = empty.at[places].add(scores, mode="drop") / jnp.maximum(counts, 1)
+        return Lists(list_scores, empty.at[places].set(labels[:, GRADE], mode="drop"), counts > 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,16 +353,17 @@ LOSSES: dict[str, type] = {
 POINTWISE = ("binary_cross_entropy", "mse")  # the losses that depend on one pair
 
 
-def make_loss(loss_config: ConfigDict, lists: int, documents: int) -> LabelLoss:
+def make_loss(loss_config: ConfigDict, lists: int, documents: int, combine: str = "") -> LabelLoss:
     """Returns the loss of `config.loss`.
 
     Args:
       loss_config: `config.loss`. A loss uses the settings with the names of its attributes.
       lists: the largest number of lists in a batch.
       documents: the largest number of documents in a list.
+      combine: see `ListLoss`.
     """
     loss_class = LOSSES[loss_config.name]
-    values = {**loss_config, "lists": lists, "documents": documents}
+    values = {**loss_config, "lists": lists, "documents": documents, "combine": combine}
     names = [field.name for field in dataclasses.fields(loss_class)]
     loss: LabelLoss = loss_class(**{name: values[name] for name in names if name in values})
     return loss

@@ -37,7 +37,7 @@ class RerankingHead(RegressionHead):
     def loss_with_settings(self, config: ConfigDict, labels: Sequence[str], train: Examples) -> LabelLoss:
         """Returns the loss that `config.loss` names, with the sizes of the training lists."""
         assert isinstance(train, ListExamples)
-        return make_loss(config.loss, config.batch_size, train.longest_list)
+        return make_loss(config.loss, config.batch_size, train.longest_list, config.data.windows)
 
 
 @dataclasses.dataclass(frozen=True)

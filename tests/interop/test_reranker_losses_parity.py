@@ -52,7 +52,7 @@ def made(lengths=LENGTHS, kind="grades"):
         grades = rng.normal(size=count) * 3
     else:
         grades = rng.integers(0, 4, count) if kind == "grades" else rng.random(count)
-    numbers = np.repeat(rng.permutation(1000)[: len(lengths)], lengths)
+    numbers = np.repeat(rng.permutation(len(lengths)), lengths)
     positions = np.concatenate([np.arange(length) for length in lengths])
     return scores, np.stack([numbers, positions, grades], 1).astype(np.float32)
 
