@@ -40,8 +40,11 @@ def make_optimizer(
     Args:
       config: `config.optimizer`.
       axes: a tree of `PartitionSpec`s, one for each param, as `nn.get_partition_spec` returns it.
-      layer_factors: the result of `frozen.layer_factors`, which multiplies the final updates, including the weight
-        decay; None for factors of 1.
+      layer_factors: a tree of one factor per param, the result of `frozen.layer_factors`. The factors multiply the
+        final updates, including the weight decay; None for factors of 1.
+
+    Raises:
+      UserError: if `config.name` is not the name of an optimizer.
     """
     optimizer = optax.chain(clip_by_global_norm(config.max_grad_norm), *_find(config.name)(config, axes))
     if layer_factors is None:

@@ -29,7 +29,11 @@ class Schedule(Protocol):
     """
 
     def __call__(self, step: Step) -> jax.Array:
-        """Returns the learning rate of a step; the first step is 0."""
+        """Returns the learning rate of a step, a float32 scalar. `jax.jit` traces the method.
+
+        Args:
+          step: the number of earlier updates, an int or an int32 scalar; 0 for the first step.
+        """
 
 
 class Linear(NamedTuple):
