@@ -158,7 +158,7 @@ class ClassificationHead(Head):
 
 @dataclasses.dataclass(frozen=True)
 class MultiLabelHead(ClassificationHead):
-    """Any number of labels of a text. Labels are 0 or 1, `[batch, labels]`."""
+    """Any number of labels for each text. Labels are 0 or 1, `[batch, labels]`."""
 
     problem_type = MULTI_LABEL
 
@@ -234,7 +234,7 @@ class SpanLoss:
     def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
         """Returns the losses, and whether both tokens of each span are correct."""
         inside, labels = batch["segments"] > 0, batch["labels"]
-        if "first_tokens" in batch:  # A packed row: the tokens of each of its sequences.
+        if "first_tokens" in batch:  # In a packed row, the logits of a sequence are the logits of its tokens only.
             numbers = jnp.arange(1, labels.shape[1] + 1)[:, None]
             logits, inside = logits[:, None], batch["segments"][:, None] == numbers
             labels = labels + batch["first_tokens"][..., None]
@@ -245,7 +245,7 @@ class SpanLoss:
 
 @dataclasses.dataclass(frozen=True)
 class ChoiceLoss:
-    """The cross-entropy of the correct sequence among several. It has no class weights: choices are no classes."""
+    """The cross-entropy of the correct sequence among several. Choices are not classes, and have no class weights."""
 
     def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
         """Returns the losses, and whether each choice is correct."""

@@ -1,7 +1,7 @@
 """The interface of a fine-tuning task, of its data, and of the abilities that only some tasks have.
 
-The interface stands in this room, because the task of a checkpoint determines its use. A task is a class in one file.
-The registry `bertjax.inference.tasks` finds it.
+The room `inference` contains the interface, because the task of a checkpoint determines the use of the checkpoint. A
+task is a class in one file, which the registry `bertjax.inference.tasks` finds.
 """
 
 import abc
@@ -359,15 +359,15 @@ class ReadsLabelledFiles(abc.ABC):
     """The ability of a task whose checkpoints `bertjax evaluate` scores on a labelled file.
 
     Attributes:
-      reading_flags: names of flags of `bertjax evaluate` that describe the file, such as "form". With such flags, the
-        checkpoint can also come from another format than a run.
+      reading_flags: names of flags of `bertjax evaluate` that describe the file, such as "form". A task with such flags
+        can also score checkpoints that are not runs of bertjax.
     """
 
     reading_flags: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
     def read_labelled(self, source: Pretrained, path: str, **flags: Any) -> Split:
-        """Returns the examples of a file like the dev set of the run. Scores use the values tuned on the dev set.
+        """Reads a file of the same kind as the dev set of the run. `score` uses the values tuned on the dev set.
 
         Args:
           source: the checkpoint.
@@ -385,11 +385,11 @@ class HasSampleData(abc.ABC):
 
 
 class HasTeacherTargets(abc.ABC):
-    """The ability of data whose teacher gives other targets than logits of `TaskData.labels`."""
+    """The ability of a `TaskData` whose teacher computes other targets than logits of `TaskData.labels`."""
 
     @abc.abstractmethod
     def teacher_targets(self, teacher: Pretrained) -> list[np.ndarray]:
-        """Returns the targets of each training example, of all `train_sets`.
+        """Returns the targets of each training example, in the order of `train_sets`.
 
         Raises:
           UserError: if the teacher has no such targets.

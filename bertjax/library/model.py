@@ -201,12 +201,17 @@ class Model:
         Args:
           texts: the texts.
           prompt: a prefix for each text, or the name of a prefix: "query", "document", or another name in a folder of
-            sentence-transformers. None: "query" for a checkpoint of bertjax; the default prompt of a folder.
+            sentence-transformers. None: the prefix "query" for a run of bertjax, and the default prompt for a folder of
+            sentence-transformers.
           width: the number of dimensions to keep; 0 for all. `loss.widths` of the training must contain this
             number (a Matryoshka loss). The shortened embeddings are normalized.
-          pool: "mean" averages the hidden states of a text, "cls" takes the first token and "last" the last token. They
-            work with any checkpoint, and use no prompt. "" computes the embeddings that the checkpoint was trained for.
+          pool: "mean" averages the hidden states of a text, "cls" takes the first token and "last" the last token.
+            These values work with any checkpoint, and without a prompt. "" computes the embeddings that the checkpoint
+            was trained for.
           layers: the layers that `pool` reads, such as "second_to_last" or "concat_last_four"; "" for the last layer.
+
+        Raises:
+          UserError: for an invalid argument, or if `pool` is "" and the checkpoint was not trained for embeddings.
 
         Examples:
           >>> model.embed(["a query", "another query"]).shape
@@ -269,9 +274,9 @@ class Model:
 
         Returns:
           The logits of words `[batch, length, vocab]`, of classes `[batch, labels]`, of tags `[batch, length, labels]`,
-          or of the start and the end of answers `[batch, length, 2]`; or embeddings `[batch, width]`. A model with one
-          network per direction, such as ELMo, returns the logits of the next words and of the previous words. Without a
-          head, returns the result of `encode`.
+          or of the start and the end of answers `[batch, length, 2]`; or embeddings `[batch, width]`. A bidirectional
+          language model (ELMo) returns `[batch, 2 * length, vocab]`: the logits of the next words, then the logits of
+          the previous words. A checkpoint without a head returns the result of `encode`.
 
         Examples:
           >>> loss = lambda params: model.apply(params, ids).mean()
