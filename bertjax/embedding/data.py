@@ -167,7 +167,7 @@ def read_evaluated(
 ) -> tuple[TextSet | Search, EncodedTexts]:
     """Reads and encodes a set that embeddings are evaluated on.
 
-    If `held_out` is not empty, only the examples are used whose first text is in `held_out`.
+    If `held_out` is not empty, the result contains only the examples whose first texts are in `held_out`.
     """
     if source.form in WITH_QUERIES:
         search = datasets.read_search(source, *parts, held_out=held_out)

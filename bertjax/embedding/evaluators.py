@@ -117,7 +117,7 @@ class Retrieval(EmbeddedTexts):
         """Returns the metrics of the retrieved documents."""
         search = self.search
         queries, documents = np.split(self.numbers, [len(search.queries)])
-        ranks = RANKS + search.ignores_identical_ids  # One more, because the search may ignore one.
+        ranks = RANKS + search.ignores_identical_ids  # The search may ignore one document.
         retrieved = nearest(embeddings[queries], embeddings[documents], ranks, self.similarity).numbers.tolist()
         if search.ignores_identical_ids:
             rows = zip(retrieved, search.identical, strict=True)

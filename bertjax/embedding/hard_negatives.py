@@ -20,7 +20,8 @@ class MinedFile(NamedTuple):
 
     Attributes:
       queries: the number of queries.
-      rows: the number of queries with enough negatives. The table has a row for each positive of these queries.
+      rows: the number of queries with enough negatives. The table has a row for each relevant document of these
+        queries.
       lines: lines with the numbers of dropped candidates and queries.
     """
 

@@ -137,7 +137,10 @@ class Contrastive:
     margin: float
 
     def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
-        """Returns the losses, and whether distances below half of the margin have label 1; `logits` are embeddings."""
+        """Returns the losses, and whether each label is predicted correctly; `logits` are embeddings.
+
+        A distance below half of the margin predicts the label 1.
+        """
         local, shape = _local_examples(logits, batch), batch["weights"].shape
         distances, is_same = 1 - _cosines(local.embeddings)[:, 0], local.labels == 1
         losses = jnp.square(jnp.where(is_same, distances, jax.nn.relu(self.margin - distances))) / 2

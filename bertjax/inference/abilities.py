@@ -1,4 +1,4 @@
-"""The abilities of a checkpoint: functions that return the task of a checkpoint, and the methods that apply to it.
+"""The abilities of a checkpoint: the functions here return the task of a checkpoint and the methods of this task.
 
 The library, the commands, the server, the exports and the report call these functions.
 """

@@ -60,7 +60,7 @@ def hidden_words(texts: Iterable[str], may_hide: Callable[[str], bool]) -> list[
 def halved(
     text: str, hidden: Sequence[bool], tokenizer: Tokenizer, length: float
 ) -> Iterator[tuple[str, Sequence[bool]]]:
-    """Halves a text repeatedly, and yields parts with at most `length` tokens. A word with more tokens is left out.
+    """Halves a text repeatedly, and yields parts with at most `length` tokens. Longer words are left out.
 
     Yields:
       A part of the text, and the elements of `hidden` for its words.

@@ -23,7 +23,8 @@ class Extracted(NamedTuple):
       texts: the number of texts.
       cut: the number of texts that were truncated.
       most_tokens: the number of tokens, with special tokens, to which a longer text is truncated.
-      layers: the layers that `write_extracted` has chosen for "hidden"; "" if the caller has set them.
+      layers: the layers that `write_extracted` has chosen for "hidden"; "" if the caller has set the layers, and for
+        "vectors".
     """
 
     name: str

@@ -44,8 +44,8 @@ def train(
         iterable of dicts; or {"train": ..., "dev": ...}. The tables are written to WORKDIR/data as JSON lines. Without
         a dev table, a tenth of the rows is held out. Pre-training and the tasks `classify`, `tag` and `embed` support
         this argument.
-      began: the start of `config.budget`, the time limit of the run, in seconds of `time.monotonic`; by default the time
-        of the call.
+      began: the time from which `config.budget` is measured, in seconds of `time.monotonic`; by default the time of the
+        call.
 
     Returns:
       The workdir.

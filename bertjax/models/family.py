@@ -38,8 +38,8 @@ WORD_EMBEDDINGS = ("embeddings", "word", "embedding")
 class ModelFamily(abc.ABC):
     """Builds the encoders of one architecture, and derives FLOPs, layers and config fields from configs and params.
 
-    A family has no state: one instance in a registry serves all models of the family. The argument `config` of a method
-    is the model config, an instance of `config_class`.
+    Register an instance with `bertjax.models.register`. A family has no state: the instance serves all models of the
+    family. The argument `config` of a method is the model config, an instance of `config_class`.
 
     Attributes:
       config_class: a frozen dataclass of `config.model_config.field`s, which contain the limits of their values.

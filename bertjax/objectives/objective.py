@@ -128,9 +128,12 @@ class ObjectiveMetrics:
 class Objective(abc.ABC):
     """A pre-training loss, with the heads and the batch arrays that the loss needs.
 
-    A subclass is a frozen dataclass. Its fields are its settings: `config.objectives.NAME.FIELD` sets the field, and
+    A subclass is a frozen dataclass. Its fields are its settings: `config.objectives.NAME.FIELD` sets a field, and
     `bertjax.config.field` declares the limits. Objectives with equal settings are equal, so that they share compiled
-    programs.
+    programs. Register an instance with `bertjax.objectives.register`.
+
+    Attributes:
+      metrics: the held-out scores, the baselines and the plots of the objective.
     """
 
     metrics: ClassVar[ObjectiveMetrics] = ObjectiveMetrics()

@@ -7,7 +7,7 @@ from bertjax.training.scores import Scores
 
 
 class Evaluator(abc.ABC):
-    """Evaluates a model on held-out data during training, after training, and in `bertjax evaluate`."""
+    """Evaluates a model on held-out data during training, and after the last step."""
 
     @abc.abstractmethod
     def run(self, params: dict, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores | None:

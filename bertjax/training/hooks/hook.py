@@ -129,6 +129,9 @@ class TrainingRun:
 class Hook:
     """The base class of callbacks of the training loop. A subclass overrides the methods that it needs.
 
+    Pass instances to `bertjax.train`, or register the class with `bertjax.training.hooks.register`: a run creates an
+    instance, without arguments, of each class that `config.hooks` names.
+
     The methods are called on all hosts, and in the same order: first on the hooks of a user, then on the built-in
     hooks. A call that all hosts must make together, such as `run.save()`, must not depend on `run.is_first_host`.
 

@@ -35,7 +35,11 @@ register = OPTIMIZERS.register
 def make_optimizer(
     config: ConfigDict, axes: dict, layer_factors: dict | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes the optimizer of `config.optimizer`. Its `update` takes the step's `learning_rate` as a keyword.
+    """Makes the optimizer of `config.optimizer`. Its `update` takes the `learning_rate` of the step as a keyword.
+
+    Register a factory to add an optimizer: (config.optimizer, axes) -> a list of optax transformations. Gradients are
+    clipped before the first transformation. Each `update` receives the keyword `learning_rate`, a float32 scalar. The
+    output of the last transformation is added to the params.
 
     Args:
       config: `config.optimizer`.
