@@ -44,10 +44,10 @@ def own_in_folders(package: str, file: str, module: str, attribute: str, renamed
 
 
 class Registry(Generic[T]):
-    """Objects of one kind.
+    """Objects of one kind by name: objects of bertjax, objects of `register`, and entry points of installed packages.
 
     Args:
-      kind: the kind, such as "task". The entry points of installed packages are in the group "bertjax.tasks".
+      kind: the kind, such as "task". The entry points of installed packages are then in the group "bertjax.tasks".
       field: the config field that names an object.
       builtin: {name: "module:attribute"} of the objects of bertjax.
       reserved: further values of the field, which name no object of the registry.
@@ -73,21 +73,33 @@ class Registry(Generic[T]):
         self.registered: dict[str, T] = {}
 
     def register(self, name: str, entry: T) -> None:
-        """Registers an object in this process. Raises `UserError` if bertjax has an object with this name."""
+        """Registers an object in this process. An object that was registered under the same name is replaced.
+
+        Args:
+          name: the name, a value of the config field.
+          entry: the object.
+
+        Raises:
+          UserError: if the name belongs to an object of bertjax, or is reserved.
+        """
         if name in self._builtin or name in self._reserved:
             raise UserError(f"{self._kind} {name!r} is a name of bertjax; register the object under another name")
         self.registered[name] = entry
 
     def names(self) -> tuple[str, ...]:
-        """Returns the names of all objects."""
+        """Returns the names of all objects: of bertjax, then registered objects, then entry points."""
         installed = (point.name for point in importlib.metadata.entry_points(group=self.group))
         return tuple(dict.fromkeys((*self._builtin, *self.registered, *installed)))
 
     def get(self, name: str) -> T:
-        """Returns the object with a name.
+        """Returns the object with a name, and imports its module if necessary.
+
+        Args:
+          name: the name. A registered object takes precedence over an entry point with the same name.
 
         Raises:
-          UserError: for a name not in `names()`, an entry point that does not load, or an object of another class.
+          UserError: if `names()` does not contain the name, if an entry point does not load, or if the object is not an
+            instance of the class `base`.
         """
         entry = self._load(name)
         if self._base is not None and not isinstance(entry, self._base):

@@ -47,13 +47,13 @@ class ArraySpec:
     """The declaration of an array of a batch.
 
     Attributes:
-      axis: the axes of the array.
-      dtype: the dtype of the array.
+      axis: whether the array has one entry per row, sequence, token or prediction.
+      dtype: the NumPy dtype of the array.
       padding: the value of entries without a token, sequence or prediction.
       feature: the name of the array's feature in a record, as in Google's create_pretraining_data.py; empty if records
         do not contain the array.
-      is_position: whether the values are positions of tokens, per prediction. Packing then adds the start of the
-        sequence in the row.
+      is_position: whether the values are positions of tokens in a sequence, one per prediction. Packing then adds the
+        position at which the sequence starts in its row.
     """
 
     axis: Axis
@@ -63,7 +63,12 @@ class ArraySpec:
     is_position: bool = False
 
     def shape(self, row: RowSize, is_packed: bool) -> tuple[int, ...]:
-        """Returns the shape of the array for one row, without the axis of rows."""
+        """Returns the shape of the array for one row, without the axis of rows.
+
+        Args:
+          row: the sizes of a row.
+          is_packed: whether several sequences share a row, so that an array per sequence has the axis `[sequences]`.
+        """
         if self.axis is Axis.TOKEN:
             return (row.tokens,)
         if self.axis is Axis.PREDICTION:
@@ -122,15 +127,24 @@ class BatchSpec(Mapping[str, ArraySpec]):
         return BatchSpec(self.is_packed, **{**self, **other})
 
     def without(self, other: Mapping[str, ArraySpec]) -> "BatchSpec":
-        """Returns the spec without the arrays of another spec."""
+        """Returns the spec without the arrays whose names are in `other`."""
         return BatchSpec(self.is_packed, **{name: array for name, array in self.items() if name not in other})
 
     def packed(self) -> "BatchSpec":
-        """Returns the spec of packed batches: several sequences share a row."""
+        """Returns the spec of packed batches, in which several sequences share a row, with the arrays of packing.
+
+        Packing adds `positions` `[rows, tokens]`, `first_tokens` `[rows, sequences]` and `dropout_rows` `[rows]`.
+        """
         return BatchSpec(True, **(self | PACKING_ARRAYS))
 
     def abstract(self, rows: int, row: RowSize, sharding: "Sharding | None") -> "dict[str, jax.ShapeDtypeStruct]":
-        """Returns a batch of `jax.ShapeDtypeStruct`s with `rows` rows."""
+        """Returns the shapes and dtypes of a batch.
+
+        Args:
+          rows: the number of rows.
+          row: the sizes of a row.
+          sharding: the sharding of the arrays; None for no sharding.
+        """
         import jax
 
         return {
@@ -139,14 +153,19 @@ class BatchSpec(Mapping[str, ArraySpec]):
         }
 
     def padding_rows(self, rows: int, row: RowSize) -> Batch:
-        """Returns a batch of `rows` rows of padding. A model is initialized with such a batch."""
+        """Returns a batch that contains only padding, to initialize a model.
+
+        Args:
+          rows: the number of rows.
+          row: the sizes of a row.
+        """
         return {
             name: np.full((rows, *array.shape(row, self.is_packed)), array.padding, array.dtype)
             for name, array in self.items()
         }
 
     def pad_rows(self, batch: Batch, rows: int) -> Batch:
-        """Appends rows of padding to a batch, up to `rows` rows."""
+        """Returns a batch of `rows` rows: the rows of `batch`, then rows of padding."""
         return {
             name: np.pad(
                 values, [(0, rows - len(values))] + [(0, 0)] * (values.ndim - 1), constant_values=self[name].padding
@@ -155,7 +174,14 @@ class BatchSpec(Mapping[str, ArraySpec]):
         }
 
     def select(self, batch: Batch) -> Batch:
-        """Returns the arrays of this spec. Raises `ValueError` if an array is missing or has another dtype."""
+        """Returns the arrays of a batch that this spec declares.
+
+        Args:
+          batch: {name: array}.
+
+        Raises:
+          ValueError: if a declared array is missing, or has another dtype.
+        """
         for name, array in self.items():
             if name not in batch:
                 raise ValueError(f"batch: the array {name!r} is missing, but the spec declares it")

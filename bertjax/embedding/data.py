@@ -35,7 +35,7 @@ class EmbeddingData(TaskData, HasTeacherTargets):
 
     Attributes:
       config: the config of the run.
-      text_sets: each training set, and the name of its form; empty without a teacher, because a set holds all texts.
+      text_sets: each training set, and the name of its form; empty without a teacher, to free the memory of the texts.
     """
 
     config: ConfigDict = dataclasses.field(default_factory=ConfigDict)
@@ -121,9 +121,9 @@ def load_sets(config: ConfigDict, tokenizer: Tokenizer) -> EmbeddingData:
 
 
 def is_divided(data: ConfigDict) -> bool:
-    """Returns whether a tenth of the training set is held out as the dev set, if the training set is one file.
+    """Returns whether the dev set is a held-out tenth of the training set, if the training set is one file.
 
-    This is the case if `data.dev` names no other file and reads the same first texts.
+    This is the case if `data.dev` names no other file, and has the form and the first column of the training set.
     """
     train, dev = training_sets(data)[""], dev_set(data)
     return "path" in dev.inherited and (dev.form, dev.columns[:1]) == (train.form, train.columns[:1])
@@ -136,7 +136,7 @@ def held_out_texts(data: ConfigDict, text_set: TextSet) -> tuple[frozenset[str],
       UserError: if the file has too few examples.
     """
     unit, value_type = "queries" if data.form in WITH_QUERIES else "texts", FORMS[data.form].value_type
-    labels: dict[str, set] = {}  # the labels of the examples of each first text; scores are no labels
+    labels: dict[str, set] = {}  # {first text: the labels of its examples}; scores are not labels
     has_labels = value_type is np.int32
     values = text_set.values.tolist() if text_set.values is not None and has_labels else itertools.repeat(None)
     for (first, *_), value in zip(text_set.texts, values):
@@ -165,7 +165,10 @@ def read_evaluated(
     tokenizer: Tokenizer,
     max_seq_length: int,
 ) -> tuple[TextSet | Search, EncodedTexts]:
-    """Reads and encodes a set that embeddings are evaluated on, or the part with the held-out first texts."""
+    """Reads and encodes a set that embeddings are evaluated on.
+
+    If `held_out` is not empty, the result contains only the examples whose first texts are in `held_out`.
+    """
     if source.form in WITH_QUERIES:
         search = datasets.read_search(source, *parts, held_out=held_out)
         return search, datasets.encode_search(search, prompts, tokenizer, max_seq_length)

@@ -1,6 +1,6 @@
 """The sets of texts that embeddings are trained on and evaluated on.
 
-A set has one of the `FORMS`. It is a file, or the train or dev file of a folder.
+The examples of a set have one of the `FORMS`. The location of a set is a file, or a folder with a train or dev file.
 """
 
 import dataclasses
@@ -38,9 +38,9 @@ class Source:
       form: the name of a form.
       texts: the columns of the texts, separated by commas.
       label: the column of the label.
-      weight: the number of uses of a training set in an epoch.
+      weight: the mean number of uses of an example of a training set per epoch.
       inherited: the fields that are unset in the section and come from `data`.
-      ignore_identical_ids: whether a query never finds the document with the same id.
+      ignore_identical_ids: whether the search for a query ignores the document with the same id.
     """
 
     forms: ClassVar[Mapping[str, FileForm]] = FORMS
@@ -138,7 +138,7 @@ def read_set(source: Source, *parts: str) -> TextSet:
 
     Args:
       source: the set.
-      *parts: names such as train or dev; one of these files exists in a folder.
+      *parts: names such as train or dev. If the path is a folder, it contains exactly one of these files.
 
     Raises:
       UserError: for a missing or invalid file.
@@ -151,8 +151,8 @@ def read_search(source: Source, *parts: str, held_out: Collection[str] = ()) -> 
 
     Args:
       source: the set.
-      *parts: names such as train or dev.
-      held_out: the only queries to return; all by default.
+      *parts: see `read_set`.
+      held_out: the queries to return; empty for all queries.
     """
     form, path = _form(source), source.file_of(parts)
     if not form.has_ids:
@@ -170,7 +170,7 @@ def _form(source: Source) -> Form:
 
 
 def part(text_set: TextSet, firsts: Collection[str], is_inside: bool = True) -> TextSet:
-    """Returns the examples whose first texts are in `firsts`, or the rest of the examples."""
+    """Returns the examples whose first texts are in `firsts`, or with `is_inside` False all other examples."""
     kept = [number for number, (first, *_) in enumerate(text_set.texts) if (first in firsts) == is_inside]
     values = None if text_set.values is None else text_set.values[kept]
     return text_set._replace(texts=[text_set.texts[i] for i in kept], values=values)
@@ -189,8 +189,8 @@ class EncodedTexts(NamedTuple):
 
     Attributes:
       examples: the distinct texts, each as one example.
-      numbers: the numbers of the texts of each example of the set, `[examples of the set, texts]`; for queries and
-        documents, see `encode_search`.
+      numbers: `[examples of the set, texts]`, the index in `examples` of each text; for queries and documents, see
+        `encode_search`.
       lost: for each distinct text, the number of tokens that were cut off.
     """
 
@@ -213,7 +213,7 @@ def encode_set(
 
 
 def encode_search(search: Search, prompts: Prompts, tokenizer: Tokenizer, max_seq_length: int) -> EncodedTexts:
-    """Encodes queries and then documents, each after its prompt; `numbers` are `[queries + documents]`."""
+    """Encodes queries and documents, each after its prompt. `numbers` are `[queries + documents]`, queries first."""
     sides = ((QUERY, search.queries), (DOCUMENT, search.documents))
     texts = (prompts[kind] + text for kind, texts in sides for text in texts)
     return _encode_texts(texts, tokenizer, max_seq_length)

@@ -1,6 +1,7 @@
 """Evaluates embeddings on pairs with scores or labels, and by retrieval.
 
-Each metric is the metric of an evaluator of sentence-transformers, of cosines or of dot products.
+The metrics are defined as in the evaluators of sentence-transformers. They compare embeddings by cosines or dot
+products.
 """
 
 import abc
@@ -28,9 +29,9 @@ class EmbeddedTexts(Split):
 
     Attributes:
       metric: the name of the metric that ranks runs.
-      numbers: `EncodedTexts.numbers` of the set, whose distinct texts are the `examples`.
-      widths: the numbers of leading dimensions that are evaluated as well; each is one more metric, such as
-        spearman_64.
+      numbers: `EncodedTexts.numbers` of the set. The `examples` are the distinct texts of the set.
+      widths: further widths. For each of these widths, `metric` is also computed with the first dimensions of the
+        embeddings, under a name such as spearman_64.
       similarity: the comparison of embeddings, see `metrics.comparable`.
     """
 
@@ -80,7 +81,7 @@ class BinaryPairs(EmbeddedTexts):
 
     Attributes:
       labels: 1 for texts that belong together, else 0.
-      thresholds: the thresholds that a dev set decided; None: tuned on these pairs.
+      thresholds: thresholds that were tuned on a dev set; None tunes the thresholds on these pairs.
     """
 
     metric = "average_precision"
@@ -116,7 +117,7 @@ class Retrieval(EmbeddedTexts):
         """Returns the metrics of the retrieved documents."""
         search = self.search
         queries, documents = np.split(self.numbers, [len(search.queries)])
-        ranks = RANKS + search.ignores_identical_ids  # One of them may be left out.
+        ranks = RANKS + search.ignores_identical_ids  # The search may ignore one document.
         retrieved = nearest(embeddings[queries], embeddings[documents], ranks, self.similarity).numbers.tolist()
         if search.ignores_identical_ids:
             rows = zip(retrieved, search.identical, strict=True)

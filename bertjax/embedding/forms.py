@@ -24,8 +24,9 @@ class TextSet(NamedTuple):
 
     Attributes:
       texts: the texts of each example; all examples have the same number of texts.
-      values: the score or the label of each example; None: the first two texts belong together, the others do not.
-      skipped: the number of rows of the file that are no examples, by reason.
+      values: the score or the label of each example. None: the second text of an example is the positive of the first
+        text, and all further texts are negatives.
+      skipped: {reason: number of rows of the file that are left out for this reason}.
     """
 
     texts: Sequence[tuple[str, ...]]
@@ -34,7 +35,7 @@ class TextSet(NamedTuple):
 
     @property
     def labels(self) -> np.ndarray:
-        """The values; without values the number of each text, `[examples, texts]`, equal for equal texts."""
+        """The values. Without values, the number of each text, `[examples, texts]`; equal texts have equal numbers."""
         if self.values is not None:
             return self.values
         return np.reshape(number_texts(text for example in self.texts for text in example)[0], (len(self.texts), -1))
@@ -57,7 +58,7 @@ class FileForm:
     Attributes:
       columns: the allowed numbers of columns of texts; empty if the file determines its texts.
       needs: the requirement of `columns`, for messages.
-      files: the names of the file in a folder, one of which exists; {} stands for train or dev.
+      files: the possible names of the file of a set in a folder; {} stands for train or dev.
       has_ids: whether the queries and the documents have ids.
     """
 
@@ -88,11 +89,11 @@ class Form(FileForm, abc.ABC):
           label: the column of the label.
 
         Raises:
-          UserError: for an invalid example: file and line.
+          UserError: for an invalid example. The message has the file and the line.
         """
 
     def read_search(self, path: epath.Path, columns: Sequence[str], label: str) -> Search:
-        """Reads the queries and the documents of a set that has queries."""
+        """Reads the queries and the documents of a set that has queries. The arguments are the arguments of `read`."""
         return retrieval.of_texts(self.read(path, columns, label).texts)
 
 

@@ -20,7 +20,8 @@ class MinedFile(NamedTuple):
 
     Attributes:
       queries: the number of queries.
-      rows: the number of rows of the table, one for each query with enough negatives.
+      rows: the number of queries with enough negatives. The table has a row for each relevant document of these
+        queries.
       lines: lines with the numbers of dropped candidates and queries.
     """
 
@@ -38,10 +39,11 @@ def make_choice(
       negatives: the number of negatives of a query.
       first: the rank of the first document that can be a negative; 1 is the nearest document.
       last: the rank of the last document that can be a negative.
-      margin: the least difference of the cosines of the positive and of a negative, such as 0.1 or 5%.
-      min_score: the least cosine of a negative.
-      max_score: the largest cosine of a negative.
-      seed: the seed of a draw among the ranks; None takes the nearest documents.
+      margin: the minimum difference between the cosine of the positive and the cosine of a negative: a number such as
+        0.1, or a share of the cosine of the positive such as "5%".
+      min_score: the minimum cosine of a negative.
+      max_score: the maximum cosine of a negative.
+      seed: the seed of a random choice among the documents with these ranks; None takes the nearest documents.
     """
     margin = str(margin)
     for name, count, least in (("negatives", negatives, 1), ("first", first, 1), ("last", last, 1), ("seed", seed, 0)):

@@ -49,9 +49,10 @@ class PromptedEmbedder(TextEmbedder):
 
     Args:
       source: the checkpoint.
-      prompt: the name of a prompt, such as `QUERY` or `DOCUMENT`, or the text of a prompt before each text; None: the
-        prompt `ANY`, see `prompts_of`.
-      width: keeps the first `width` dimensions, normalized again if embeddings are normalized; 0 keeps all.
+      prompt: the name of a prompt, such as `QUERY` or `DOCUMENT`, or the prompt itself, which precedes each text. None:
+        the prompt `ANY`, see `prompts_of`.
+      width: the number of leading dimensions to keep; 0 for all. If the head normalizes embeddings, the shortened
+        embeddings are normalized again.
 
     Raises:
       UserError: if embeddings have fewer dimensions than `width`.
@@ -96,7 +97,8 @@ def embed_kinds(
       *sides: the kind of texts, `QUERY`, `DOCUMENT` or `ANY`, and the texts.
       bar: a bar that counts the texts.
     """
-    embedder, prompts = PromptedEmbedder(source, prompt=""), prompts_of(source.settings)  # compiled once
+    # One embedder for all kinds, so that the model is compiled once.
+    embedder, prompts = PromptedEmbedder(source, prompt=""), prompts_of(source.settings)
     for kind, texts in sides:
         yield embedder([prompts[kind] + text for text in texts], bar)
 
@@ -125,7 +127,7 @@ def prompts_of(settings: ConfigDict) -> Prompts:
 
 
 def similarity_of(settings: ConfigDict) -> str:
-    """Returns the comparison of embeddings, see `metrics.comparable`; in a run "cosine"."""
+    """Returns the comparison of embeddings, see `metrics.comparable`; always "cosine" for a run of bertjax."""
     return settings.get(PACKAGE, {}).get("similarity_fn_name", "cosine")
 
 

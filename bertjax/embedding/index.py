@@ -52,7 +52,8 @@ class Hit(NamedTuple):
     """A document that a search returns.
 
     Attributes:
-      score: the similarity of the query and the document: a cosine, or a dot product if the checkpoint compares by it.
+      score: the similarity of the query and the document: a cosine, or a dot product for a checkpoint of
+        sentence-transformers that sets dot products.
       id: the id of the document in its table, or the number of its line.
       text: the text of the document, after its title if it has one.
     """
@@ -98,7 +99,7 @@ class Encoders:
           pool: "" for the embeddings that the checkpoint was trained for; mean, cls or last for pooled hidden states.
 
         Raises:
-          UserError: `pool` is unknown, or the checkpoint was not trained for embeddings and there is no `pool`.
+          UserError: if `pool` is unknown, or if `pool` is "" and the checkpoint was not trained for embeddings.
         """
         if pool:
             embedder = embedder_of(source, pool=pool)
@@ -109,7 +110,7 @@ class Encoders:
 class SearchIndex:
     """Documents with their embeddings, to search by meaning. `build` and `open` return an index.
 
-    The documents and their embeddings are read from the disk, so that memory does not grow with their number.
+    Documents and embeddings are read from the disk, so that memory does not grow with the number of documents.
     """
 
     def __init__(
@@ -125,10 +126,10 @@ class SearchIndex:
           folder: the folder of the index.
           encoders: the encoders of the checkpoint that the index belongs to.
           description: the content of `index.json`.
-          temporary: is deleted with this object.
+          temporary: a temporary folder, which is deleted with this object; None if the index is kept.
 
         Raises:
-          UserError: the embeddings do not belong to the documents.
+          UserError: if the number of embeddings differs from the number of documents, or if a file is damaged.
         """
         self.folder, self.similarity = folder, description.similarity
         self._encoders, self._temporary = encoders, temporary
@@ -150,21 +151,22 @@ class SearchIndex:
         folder: epath.PathLike | None = None,
         pool: str = "",
     ) -> "SearchIndex":
-        """Returns the index of documents, and writes it to a folder. An index that is in the folder is read.
+        """Writes an index of documents to a folder, and returns the index.
 
-        Resumes an interrupted computation of the embeddings.
+        If the folder already contains an index of these documents, the method reads this index. An interrupted
+        computation of the embeddings is resumed.
 
         Args:
           model: the checkpoint, such as `bertjax.load("runs/vectors")`.
-          documents: one or more texts or tuples (text, id); or the path of a corpus: a .txt with a document per line,
-            or a .jsonl, .csv, .tsv or .parquet with the column `text` and perhaps `title` and `id`.
-          folder: the folder to write to; None for a temporary one, which is deleted with the index.
-          pool: "" for the embeddings that the checkpoint was trained for; mean, cls or last for pooled hidden states,
-            which every checkpoint has.
+          documents: one or more texts or tuples (text, id); or the path of a corpus. A corpus is a .txt with a document
+            per line, or a .jsonl, .csv, .tsv or .parquet with the column `text` and optionally `title` and `id`.
+          folder: the folder to write to; None for a temporary folder, which is deleted with the index.
+          pool: "" for the embeddings that the checkpoint was trained for; "mean", "cls" or "last" for pooled hidden
+            states, which every checkpoint has.
 
         Raises:
-          UserError: there are no documents; the folder has an index of other documents or of another checkpoint; or the
-            checkpoint was not trained for embeddings and there is no `pool`.
+          UserError: if there are no documents, if the folder contains an index of other documents or of another
+            checkpoint, or if `pool` is "" and the checkpoint was not trained for embeddings.
         """
         encoders = Encoders.from_checkpoint(model.source, pool)
         temporary = tempfile.TemporaryDirectory(prefix="bertjax-index-") if folder is None else None
@@ -194,7 +196,7 @@ class SearchIndex:
           pool: as in `build`; "" for the pool of the index.
 
         Raises:
-          UserError: the folder has no index, or an index of another checkpoint.
+          UserError: if the folder has no index, or an index of another checkpoint.
         """
         folder = _local(folder)
         description = read_description(folder)
@@ -219,7 +221,7 @@ class SearchIndex:
           top_k: number of documents for each query; with fewer documents, all are returned.
 
         Raises:
-          UserError: a query is not a str, or `top_k` is less than 1.
+          UserError: if a query is not a str, or if `top_k` is less than 1.
         """
         texts = [queries] if isinstance(queries, str) else list(queries)
         for number, text in enumerate(texts):
@@ -240,7 +242,7 @@ class SearchIndex:
 
 
 def read_description(folder: epath.PathLike) -> IndexDescription:
-    """Reads `index.json`. Raises `UserError` if the folder has none, or one of another version."""
+    """Reads `index.json`. Raises `UserError` if the file is missing, or if its format has another version."""
     path = epath.Path(folder) / DESCRIPTION
     if not path.exists():
         raise UserError(f"index = {folder}: has no {DESCRIPTION}; name a corpus to write an index, or another folder")
@@ -256,7 +258,7 @@ def check_inputs(corpus: str | None, folder: str | None) -> None:
     """Checks a corpus or an index before a checkpoint is read.
 
     Raises:
-      UserError: the corpus is missing, empty or of an unknown type; or there is no corpus and no index.
+      UserError: if the corpus is missing, empty or of an unknown type, or if neither a corpus nor an index is named.
     """
     if corpus is not None:
         next(_listed(corpus))

@@ -19,7 +19,7 @@ from bertjax.distributed.mesh import GROUPS
 from bertjax.inference.losses import CouplesRows, LabelLoss
 from bertjax.models.heads import l2_normalize
 
-LOWEST = -1e9  # a logit without probability, whose gradient is a number
+LOWEST = -1e9  # the logit of an excluded candidate. With -inf, gradients could be NaN.
 Tree = TypeVar("Tree")
 
 
@@ -29,7 +29,7 @@ class FlatBatch(NamedTuple):
     Attributes:
       embeddings: `[examples, texts, width]` of length 1.
       labels: `[examples, ...]`.
-      is_there: `[examples]`: false for places without an example.
+      is_there: `[examples]` booleans, False for padding.
     """
 
     embeddings: jax.Array
@@ -78,7 +78,7 @@ class InBatchNegatives:
         gathered, places = _gather(local), _places(local)
         is_other = jnp.arange(len(gathered.is_there)) != places[:, None]
         same_query, same_positive = (local.labels[:, i, None] == gathered.labels[:, i] for i in range(2))
-        # `[examples, texts, examples of all]`: which texts of all are the query or the positive of an example.
+        # `[examples, texts, all examples]`: whether a text of any example equals the query or positive of an example.
         same = (local.labels[:, :2, None, None] == gathered.labels.T).any(1)
         positives, queries = (((same[:, i] | more) & is_other) for i, more in ((1, same_query), (0, same_positive)))
         excluded = same.at[:, 1].set(positives)[:, 1:] | ~gathered.is_there
@@ -106,9 +106,9 @@ class InBatchNegatives:
 class Ranking:
     """CoSENT: for two pairs with different scores, the pair with the higher score should have the higher cosine.
 
-    The loss of each example is the loss of the whole batch: log(1 + sum of exp((lower pair's cosine - higher pair's
-    cosine) / temperature)). `labels` `[...]` are scores in any range, because only their order counts. The share of
-    correct examples is the share of comparisons that the cosines and the scores decide in the same way.
+    The loss of each example is the loss of the whole batch: log(1 + sum of exp((cosine of the pair with the lower score
+    - cosine of the pair with the higher score) / temperature)). `labels` `[...]` are scores in any range, because only
+    their order counts. The accuracy is the share of comparisons in which cosines and scores have the same order.
     """
 
     temperature: float
@@ -137,7 +137,10 @@ class Contrastive:
     margin: float
 
     def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
-        """Returns the losses, and whether half of the margin separates the labels; `logits` are embeddings."""
+        """Returns the losses, and whether each label is predicted correctly; `logits` are embeddings.
+
+        A distance below half of the margin predicts the label 1.
+        """
         local, shape = _local_examples(logits, batch), batch["weights"].shape
         distances, is_same = 1 - _cosines(local.embeddings)[:, 0], local.labels == 1
         losses = jnp.square(jnp.where(is_same, distances, jax.nn.relu(self.margin - distances))) / 2
@@ -158,7 +161,7 @@ def _cosines(embeddings: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class ByForm(CouplesRows):
-    """The loss of a batch by the form of its examples, which the labels show.
+    """Chooses the loss of a batch by the form of its examples. The labels determine the form.
 
     Attributes:
       of_texts: the loss for labels that are numbers of texts, one for each text of an example.

@@ -28,7 +28,7 @@ MORE_DOCUMENTS = "name more documents with --corpus, or lower --negatives or --f
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The rules that choose the negatives of a query. The candidates are the documents that are not relevant to it.
+    """The rules that choose the negatives of a query. Candidates are the documents that are not relevant to the query.
 
     Attributes:
       negatives: the number of negatives.
@@ -55,8 +55,8 @@ class Mined(NamedTuple):
     """The negatives of a search.
 
     Attributes:
-      rows: the index of each query with enough negatives, with the indices of its negatives, the nearest first.
-      candidates: the number of candidates with an allowed rank, of all queries.
+      rows: (index of the query, indices of its negatives, the nearest first) of each query with enough negatives.
+      candidates: the number of candidates with an allowed rank, summed over all queries.
       dropped: the number of rejected candidates by reason.
       cosines: the mean cosine of the relevant documents, and of the negatives; NaN without negatives.
       reasons: like `dropped`, but only for the queries with too few negatives.
@@ -74,7 +74,7 @@ class Mined(NamedTuple):
 def mine_negatives(
     search: Search, queries: np.ndarray, documents: np.ndarray, choice: Choice, similarity: str = "cosine"
 ) -> Mined:
-    """Returns hard negatives for queries, which never have the text or the id of their query.
+    """Returns hard negatives for queries. A negative never has the text or the id of its query.
 
     Args:
       search: the queries and documents; each text occurs once.

@@ -17,7 +17,7 @@ FEW = 8  # Blocks of fewer than `ROUND` queries are padded to a power of two, an
 
 
 class Neighbours(NamedTuple):
-    """The nearest documents of each query, by falling cosines, and by number among equal cosines.
+    """The nearest documents of each query, the highest cosine first. Equal cosines are in the order of the documents.
 
     Attributes:
       numbers: the numbers of the documents, `[queries, k]` int32.

@@ -25,7 +25,7 @@ class Search(NamedTuple):
       documents: the documents.
       relevant: for each query, {number of a relevant document: grade above 0}, at least one.
       identical: for each query, the number of the document with the same id, or -1; () without ids.
-      ignores_identical_ids: whether a query never finds the document with the same id.
+      ignores_identical_ids: whether the search for a query ignores the document with the same id.
     """
 
     queries: Sequence[str]
@@ -63,7 +63,7 @@ def of_texts(texts: Sequence[tuple[str, ...]]) -> Search:
 
 
 def with_documents(search: Search, more: Iterable[str] = ()) -> Search:
-    """Returns a search with the documents `more`. Each text occurs once."""
+    """Returns a search with further documents, `more`. Each text occurs once in the result."""
     distinct = of_texts(search.texts)
     documents = list(dict.fromkeys([*distinct.documents, *search.documents, *more]))
     numbers = {document: number for number, document in enumerate(documents)}
@@ -88,10 +88,10 @@ def documents_of(path: epath.PathLike) -> Iterator[CorpusDocument]:
     """Yields the documents of a corpus, with a part of the file in memory at a time.
 
     Args:
-      path: a .txt with a document per line, or a table with the column `text` and perhaps `title` and `id`.
+      path: a .txt with a document per line, or a table with the column `text` and optionally `title` and `id`.
 
     Raises:
-      UserError: the file is missing, has no documents, or cannot be read.
+      UserError: if the file is missing, has no documents, or cannot be read.
     """
     path = epath.Path(path)
     if path.suffix == ".txt":

@@ -1,6 +1,6 @@
-"""The abilities of a checkpoint: the dispatch from a checkpoint to its task and to the functions that apply to it.
+"""The abilities of a checkpoint: the functions here return the task of a checkpoint and the methods of this task.
 
-The library, the commands, the server, the exports and the report find the task of a checkpoint here.
+The library, the commands, the server, the exports and the report call these functions.
 """
 
 from typing import TypeVar
@@ -40,7 +40,11 @@ def task_of(source: Pretrained) -> FineTuningTask | None:
 
 
 def require_task(source: Pretrained) -> FineTuningTask:
-    """Returns the fine-tuning task of a checkpoint. Raises the errors of `task_of`, and `UserError` without a task."""
+    """Returns the fine-tuning task of a checkpoint.
+
+    Raises:
+      UserError: if the checkpoint is not fine-tuned, or if `task_of` raises an error.
+    """
     if (task := task_of(source)) is None:
         raise UserError(f"{source.path}: is not fine-tuned; choose the checkpoint of a run with a task")
     return task
@@ -53,7 +57,11 @@ def find_ability(source: Pretrained, ability: type[Ability]) -> Ability | None:
 
 
 def require_ability(source: Pretrained, ability: type[Ability]) -> Ability:
-    """Returns the task of a checkpoint. Raises the errors of `task_of`, and `UserError` without the ability."""
+    """Returns the task of a checkpoint, which must have an ability.
+
+    Raises:
+      UserError: if the task lacks the ability, or if `task_of` raises an error.
+    """
     if (task := find_ability(source, ability)) is None:
         raise UserError(f"{source.path}: {REQUIREMENTS[ability]}")
     return task

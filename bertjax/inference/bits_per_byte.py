@@ -22,13 +22,15 @@ SHARE, SEED = 0.15, 0
 
 
 def windows(lines: Iterable[str], most: int, shortest: int, longest: int) -> list[str]:
-    """Returns random windows of lines of text. A window consists of whole words.
+    """Returns random windows of lines of text. A window consists of whole words of one line.
+
+    The size of a window is the number of its bytes, with a space after each word. A word above `longest` is left out.
 
     Args:
       lines: the lines of text.
       most: the maximum number of windows.
-      shortest: the minimum number of bytes of a window, with a space after each word.
-      longest: the maximum number of bytes.
+      shortest: the minimum size of the last window of a line; a smaller one is left out.
+      longest: the maximum size of a window.
     """
     candidates = [window for line in lines for window in _cut(line.split(), shortest, longest)]
     chosen = np.random.default_rng(SEED).permutation(len(candidates))[:most]
@@ -58,9 +60,10 @@ def hidden_words(texts: Iterable[str], may_hide: Callable[[str], bool]) -> list[
 def halved(
     text: str, hidden: Sequence[bool], tokenizer: Tokenizer, length: float
 ) -> Iterator[tuple[str, Sequence[bool]]]:
-    """Yields the parts of a text with at most `length` tokens, by repeated halving, and the part of `hidden` of each.
+    """Halves a text repeatedly, and yields parts with at most `length` tokens. Longer words are left out.
 
-    A word with more tokens is left out.
+    Yields:
+      A part of the text, and the elements of `hidden` for its words.
     """
     words = text.split(" ")
     if len(tokenizer.framed(tokenizer.encode(text).ids)) <= length:
@@ -72,7 +75,9 @@ def halved(
 
 
 def masked(text: str, hidden: Sequence[bool], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int], list[int]]]:
-    """Yields the ids of a text with masks, the positions of the masks, and the masked tokens; nothing without masks.
+    """Yields the ids of a text with masks, the positions of the masks, and the ids of the masked tokens.
+
+    Yields nothing if no word is masked.
 
     Raises:
       UserError: if a masked word is not in the vocabulary.
@@ -100,7 +105,7 @@ def bits_per_byte(
     hidden: Sequence[Sequence[bool]],
     length: int,
 ) -> dict[str, float]:
-    """Returns the bits per byte of texts, and the numbers of words and bytes that the bits belong to.
+    """Returns the bits per byte of texts.
 
     Args:
       model: the language model.
@@ -110,8 +115,12 @@ def bits_per_byte(
       hidden: whether each word of each text is masked, see `hidden_words`; has no effect for a left-to-right model.
       length: the maximum number of tokens of a sequence. Longer texts are halved, unless the model is recurrent.
 
+    Returns:
+      `bits_per_byte`; `words`, the number of masked words; and `bytes`, the number of bytes of these words. For a
+      left-to-right model, `words` and `bytes` count the whole texts.
+
     Raises:
-      UserError: if no word is masked.
+      UserError: if no word is masked, or if a left-to-right model has no text.
     """
     longest = length if likelihood.part_of(model.config) is None else math.inf
     parts = [part for text, masks in zip(texts, hidden) for part in halved(text, masks, tokenizer, longest)]

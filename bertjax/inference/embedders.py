@@ -13,7 +13,7 @@ from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS, check_layers
 
 def find_embedding_task(source: Pretrained) -> HasEmbeddings | None:
     """Returns the task of a checkpoint that was trained to compute embeddings; else None."""
-    with contextlib.suppress(UserError):  # A checkpoint of a task that is not registered here has hidden states.
+    with contextlib.suppress(UserError):  # An unregistered task is not an error: hidden states need no task.
         return find_ability(source, HasEmbeddings)
     return None
 
@@ -25,15 +25,17 @@ def embedder_of(
 
     Args:
       source: the checkpoint.
-      prompt: the text before each text: "query", "document", another prompt of a folder of sentence-transformers, or
-        the text itself; None for the default prompt of the checkpoint.
-      width: the number of dimensions of the embeddings, which the run has trained; 0 for all.
-      pool: mean, cls or last pools hidden states, with any checkpoint; "" for the embeddings that the checkpoint was
-        trained for.
-      layers: with `pool`, the hidden states, see `layer_pooling.WITHOUT_WEIGHTS`; "" for the last hidden states.
+      prompt: the prompt, which precedes each text: the name "query" or "document", the name of another prompt in a
+        folder of sentence-transformers, or any other text, which is the prompt itself. None: the default prompt of the
+        checkpoint.
+      width: the number of leading dimensions to keep, one of the widths of the training; 0 for all.
+      pool: "mean", "cls" or "last" pools the hidden states of any checkpoint; "" for the embeddings that the checkpoint
+        was trained for.
+      layers: the layers that `pool` reads, one of `layer_pooling.WITHOUT_WEIGHTS`; "" for the last layer.
 
     Raises:
-      UserError: for an unknown value or combination, or for a checkpoint without embeddings and without `pool`.
+      UserError: for an unknown value, for arguments that exclude each other, or if `pool` is "" and the checkpoint was
+        not trained for embeddings.
     """
     check_settings(prompt, width, pool, layers)
     if pool:
@@ -50,7 +52,7 @@ def embedder_of(
 
 
 def check_settings(prompt: str | None, width: int, pool: str, layers: str) -> None:
-    """Raises `UserError` for an unknown value, and for settings of embeddings together with `pool`."""
+    """Raises `UserError` for an unknown value, and for `prompt` or `width` together with `pool` or `layers`."""
     for name, value, choices in (("pool", pool, POOLS), ("layers", layers, WITHOUT_WEIGHTS)):
         if value and value not in choices:
             raise UserError(f"{name} = {value!r}: choose one of {', '.join(choices)}")
@@ -59,7 +61,7 @@ def check_settings(prompt: str | None, width: int, pool: str, layers: str) -> No
 
 
 def require_no_prompt(prompt: str | None, width: int) -> None:
-    """Raises `UserError` if a setting of trained embeddings is set for hidden states."""
+    """Raises `UserError` if a prompt or a width is set, which hidden states do not have."""
     for name, value in (("prompt", prompt), ("width", width)):
         if value:
             raise UserError(

@@ -18,12 +18,13 @@ class Extracted(NamedTuple):
     """The content of a file that `write_extracted` has written.
 
     Attributes:
-      name: the name of the array, vectors or hidden.
-      shape: the shape of the array.
+      name: the name of the array: "vectors" with a row per text, or "hidden" with a row per token.
+      shape: the shape of the array, (rows, width).
       texts: the number of texts.
       cut: the number of texts that were truncated.
-      most_tokens: the number of tokens that truncated texts have.
-      layers: the hidden states, if `write_extracted` has chosen them; else "".
+      most_tokens: the number of tokens, with special tokens, to which a longer text is truncated.
+      layers: the layers that `write_extracted` has chosen for "hidden"; "" if the caller has set the layers, and for
+        "vectors".
     """
 
     name: str
@@ -52,8 +53,9 @@ def write_extracted(
 ) -> Extracted:
     """Writes one embedding per text, or the hidden states of all tokens of all texts.
 
-    Writes embeddings if the checkpoint was trained for them, and if neither `pool` nor `layers` is set; pooled hidden
-    states with `pool`; else the hidden states of all tokens.
+    With `pool`, the embeddings are pooled hidden states. Without `pool` and `layers`, the function writes the
+    embeddings that the checkpoint was trained for. If the checkpoint was not trained for embeddings, or if only
+    `layers` is set, the function writes the hidden states of all tokens.
 
     Args:
       source: the checkpoint.
@@ -62,8 +64,8 @@ def write_extracted(
       prompt: see `embedder_of`.
       width: see `embedder_of`.
       pool: see `embedder_of`.
-      layers: the hidden states, see `layer_pooling.WITHOUT_WEIGHTS`; "" for the last hidden states of pooled texts, and
-        for the concatenation of the last four of tokens if the model has four layers.
+      layers: one of `layer_pooling.WITHOUT_WEIGHTS`. "" with `pool`: the last layer. "" without `pool`: the
+        concatenation of the last four layers, or the last layer if the model has fewer than four layers.
 
     Raises:
       UserError: for a wrong setting.

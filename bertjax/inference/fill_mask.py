@@ -47,7 +47,7 @@ def fill_masks(
 
     Args:
       model: the language model.
-      params: the params of the model, and perhaps of other heads.
+      params: the params of the model. Params of other heads are ignored.
       tokenizer: the tokenizer.
       texts: the texts.
       top_k: the number of words for each [MASK].
@@ -96,7 +96,7 @@ def _fill(
     batch = padded_batch(encoded, tokenizer, len(encoded), length)
     masked = np.zeros((len(encoded), 1 << (most_masks - 1).bit_length()), np.int32)
     for row, places in enumerate(positions):
-        masked[row] = places[-1]  # A permuted model hides the tokens at all positions, also at unused ones.
+        masked[row] = places[-1]  # A permuted model hides the tokens at all of these positions, also at padding.
         masked[row, : len(places)] = places
     probabilities, words = jax.device_get(_most_likely(model, params, batch, masked, tokenizer.vocab_size, top_k))
     check_numbers(probabilities)
@@ -130,7 +130,7 @@ def _encode(text: str, tokenizer: Tokenizer, longest: int) -> list[int]:
 
 
 def describe(filled: Filled) -> str:
-    """Formats the text and each of its masks, one line each."""
+    """Returns a line with the text, and a line with the words for each [MASK]."""
     lines = [filled.text]
     for number, words in enumerate(filled.masks, 1):
         lines.append(f"  [MASK] {number}: " + ", ".join(f"{word} {probability:.1%}" for word, probability in words))

@@ -44,10 +44,10 @@ def generate(
     sampling: Sampling,
     seed: int = 0,
 ) -> str:
-    """Returns a text with a continuation of up to `tokens` tokens, which ends at the first [SEP].
+    """Returns a text with a continuation of up to `tokens` tokens. The continuation ends before the first [SEP].
 
     Raises:
-      UserError: if the model is not causal, or if the text has as many tokens as the model has positions.
+      UserError: if the model is not causal, or if the tokens of the text fill all positions of the model.
     """
     config = model.config
     family = families.family_of(config)
@@ -73,12 +73,13 @@ def generate(
 def continue_texts(
     source: Pretrained, texts: Iterable[str], tokens: int, sampling: Sampling, seed: int = 0
 ) -> Iterator[str]:
-    """Yields the continuation of each text by a checkpoint, see `generate`. The seed of text i is `seed + i`.
+    """Yields each text with its continuation by a checkpoint, see `generate`.
 
-    The computation is in float32, because bfloat16 is slower for one token at a time.
+    Text number i, counted from 0, has the seed `seed + i`. The computation is in float32, because bfloat16 is slower
+    for one token at a time.
 
     Raises:
-      UserError: if the checkpoint predicts no words, and as `generate` does.
+      UserError: if the checkpoint has no language model, or if `generate` raises an error.
     """
     model, params = words_model(source, Compute())
     for number, text in enumerate(texts):
@@ -102,10 +103,10 @@ def _generate(
 
     Args:
       model: the causal language model.
-      longest: the number of tokens of the cache.
+      longest: the size of the cache in tokens.
       sampling: the settings of sampling.
-      special: the tokens that are never generated.
-      sep_id: the token that ends a document.
+      special: the ids of the tokens that are never generated.
+      sep_id: the id of the token that ends a document.
       params: the params of the model.
       prompt: `[1, length]` ids with padding.
       used: the number of tokens of the prompt without padding.
@@ -124,7 +125,7 @@ def _generate(
 
     def is_unfinished(state: State) -> jax.Array:
         ids, _, _, place = state
-        is_end = (place > used) & (ids[0, place - 1] == sep_id)  # The prompt of GPT-2 begins with the same token.
+        is_end = (place > used) & (ids[0, place - 1] == sep_id)  # The prompt of GPT-2 begins with [SEP].
         return (place < used + tokens) & ~is_end
 
     def step(state: State) -> State:

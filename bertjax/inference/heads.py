@@ -33,12 +33,15 @@ from bertjax.models.heads import (
 class Head(abc.ABC):
     """The layers on top of an encoder, and their loss. `docs/extending/task.md` has a complete head.
 
+    A subclass is a frozen dataclass, whose fields are sizes such as the number of labels.
+
     Attributes:
       architecture: the transformers class with the same head, as `FineTuningTask.architecture`; "" if there is none.
-      problem_type: the name of the problem in the config of transformers, for a classifier whose rows do not show it.
-      pooled: whether the outputs belong to whole sequences, `[batch, ...]`, or to tokens, `[batch, length, ...]`.
+      problem_type: the `problem_type` in config.json of transformers, if the number of outputs of a classifier does not
+        determine it; else "".
+      pooled: whether the outputs belong to whole sequences, `[rows, ...]`, or to tokens, `[rows, length, ...]`.
       frozen: top-level keys of the params that are not trained.
-      supports_packing: whether sequences can share a row. The module then takes `positions` and, if `pooled`,
+      supports_packing: whether several sequences can share a row. The module then takes `positions` and, if `pooled`,
         `first_tokens`, see `make_model`.
     """
 
@@ -52,32 +55,63 @@ class Head(abc.ABC):
     def make_model(self, config: BertConfig, **settings: Any) -> nn.Module:
         """Returns the module: the encoder with the head. Modules with equal fields must be equal.
 
-        The module has the attributes `config`, and `bert`: the encoder that `ModelFamily.build` returns. The names of
-        the other params are not in `task.PRETRAINED_KEYS`. The module is called with `input_ids`, `segments` and
-        `token_types` `[rows, length]`, and `dropout_keys` `[rows]`, which is None without dropout. The module returns
-        float32 `[rows, ...]`, or without `pooled` `[rows, length, ...]`. With several texts in a row, the call also has
-        `positions` `[rows, length]` and, if `pooled`, `first_tokens` `[rows, texts]`. The outputs are then
-        `[rows, texts, ...]` if `pooled`.
+        The module has the fields `config` and `compute`, and the submodule `bert`, the encoder that `ModelFamily.build`
+        returns. The names of the other params differ from "masked_lm" and "next_sentence". A call has these arguments:
+
+        - `input_ids`, `segments`, `token_types`: int32 `[rows, length]`. `segments` numbers the sequences of a row from
+          1, and is 0 for padding.
+        - `dropout_keys`: `[rows]` random keys, or None for no dropout.
+        - `positions` `[rows, length]`, if several sequences share a row: the position of a token in its sequence.
+        - `first_tokens` `[rows, sequences]`, if several sequences share a row and `pooled` is True: the position in the
+          row of the first token of each sequence.
+
+        A call returns a float32 array: `[rows, ...]` if `pooled`, or `[rows, sequences, ...]` with `first_tokens`; else
+        `[rows, length, ...]`.
 
         Args:
           config: the model config.
-          **settings: `compute`, and the settings of `config.head` that belong to the model. There are none by default.
+          **settings: `compute`, the settings of the computation; and the fields of `config.head` that belong to the
+            model, of which there are none by default.
         """
 
     @abc.abstractmethod
     def loss(self, config: ConfigDict) -> LabelLoss:
         """Returns the loss, a frozen dataclass, with the settings of `config.loss`.
 
-        Raises `UserError` for invalid settings. Only `CrossEntropy` and `SigmoidCrossEntropy` support class weights and
-        label smoothing. Only a `losses.DistillableLoss` supports `config.distill`.
+        Only `CrossEntropy` and `SigmoidCrossEntropy` support class weights and label smoothing. Only a
+        `losses.DistillableLoss` supports `config.distill`.
+
+        Args:
+          config: the config of the run.
+
+        Returns:
+          A callable `loss(outputs, batch)`. `outputs` are the float32 outputs of the module. `batch` has the arrays of
+          `Examples.batch`, such as `labels` and `weights`. The shape of `weights` is `[rows]`, or `[rows, sequences]`
+          if packed, or `[rows, length]` for labels of tokens. The callable returns two arrays of this shape: the loss
+          of each label, and whether each prediction is correct.
+
+        Raises:
+          UserError: for invalid settings.
         """
 
     def flops(self, model: nn.Module, rows: int, length: int) -> int:
-        """Returns the model FLOPs of a training step with `rows` rows of `length` tokens."""
+        """Returns the model FLOPs of a training step, forward and backward.
+
+        Args:
+          model: the result of `make_model`.
+          rows: the number of rows of the batch of all hosts.
+          length: the length of the rows in tokens, with padding.
+        """
         return 3 * (model_flops(model.config, rows, length, 0) + lstm_flops(model, rows, length))
 
     def model(self, config: BertConfig, settings: Mapping[str, Any], **more_settings: Any) -> nn.Module:
-        """Returns the module with the settings of `config.head` that belong to the model."""
+        """Returns the result of `make_model`, without the settings that belong to the loss.
+
+        Args:
+          config: the model config.
+          settings: `config.head` of the run.
+          **more_settings: further arguments of `make_model`, such as `compute`.
+        """
         fields = {name: value for name, value in settings.items() if name not in losses.SETTINGS}
         if not fields.get("lstm_size", True):  # The fields of a BiLSTM have no effect without one.
             fields = {name: value for name, value in fields.items() if not name.startswith("lstm_")}
@@ -97,7 +131,7 @@ class Head(abc.ABC):
         return losses.with_settings(self.loss(config), config.get("head", {}), labels, train)
 
     def can_pack(self, model: nn.Module) -> bool:
-        """Returns whether sequences can share a row of this module."""
+        """Returns whether several sequences can share a row of a module, the result of `model`."""
         has_lstm = bool(getattr(model, "lstm_size", 0))
         return self.supports_packing and not has_lstm and families.family_of(model.config).supports_packing
 
@@ -120,7 +154,7 @@ class ClassificationHead(Head):
 
 @dataclasses.dataclass(frozen=True)
 class MultiLabelHead(ClassificationHead):
-    """Any number of labels of a text. Labels are 0 or 1, `[batch, labels]`."""
+    """Any number of labels for each text. Labels are 0 or 1, `[batch, labels]`."""
 
     problem_type = MULTI_LABEL
 
@@ -196,7 +230,7 @@ class SpanLoss:
     def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
         """Returns the losses, and whether both tokens of each span are correct."""
         inside, labels = batch["segments"] > 0, batch["labels"]
-        if "first_tokens" in batch:  # A packed row: the tokens of each of its sequences.
+        if "first_tokens" in batch:  # In a packed row, the logits of a sequence are the logits of its tokens only.
             numbers = jnp.arange(1, labels.shape[1] + 1)[:, None]
             logits, inside = logits[:, None], batch["segments"][:, None] == numbers
             labels = labels + batch["first_tokens"][..., None]
@@ -207,7 +241,7 @@ class SpanLoss:
 
 @dataclasses.dataclass(frozen=True)
 class ChoiceLoss:
-    """The cross-entropy of the correct sequence among several. It has no class weights: choices are no classes."""
+    """The cross-entropy of the correct sequence among several. Choices are not classes, and have no class weights."""
 
     def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
         """Returns the losses, and whether each choice is correct."""

@@ -82,15 +82,16 @@ def write_hidden_states(
 ) -> WrittenStates:
     """Writes the results of `compute_hidden_states` to an .npz file.
 
-    The file contains `hidden` `[tokens of all texts, width]` and `offsets` `[texts + 1]` int64: text i has the rows
-    from `offsets[i]` to `offsets[i + 1]`.
+    The file contains `hidden` `[tokens of all texts, width]` and `offsets` `[texts + 1]` int64. The hidden states of
+    text i are `hidden[offsets[i] : offsets[i + 1]]`.
 
     Args:
       path: the file.
       model: the encoder.
       params: the params of the encoder.
       tokenizer: the tokenizer.
-      texts: returns the texts, one or more. It is called twice, because the file begins with the number of rows.
+      texts: a function that returns the texts, at least one. The function is called twice, because the file begins with
+        the number of rows.
       layers: see `compute_hidden_states`.
 
     Raises:

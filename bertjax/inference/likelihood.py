@@ -28,9 +28,9 @@ from bertjax.models.heads import BertForMaskedLM
 from bertjax.text.tokenizer import Tokenizer
 
 BATCH_TOKENS, MAX_ROWS = 8192, 512  # sizes of a batch
-TEXTS_AT_ONCE = 1024  # texts whose rows are sorted by length
+TEXTS_AT_ONCE = 1024  # the number of texts whose rows are sorted by length together
 LENGTHS = 8  # Rows are padded to multiples of this length.
-# The names of the fields of a pair here, and in the files of BLiMP (Warstadt et al. 2020).
+# The names of the fields of a pair in a .jsonl file: the name in bertjax, and the name in BLiMP (Warstadt et al. 2020).
 GOOD, BAD = ("good", "sentence_good"), ("bad", "sentence_bad")
 FIELDS = (GOOD, BAD, ("paradigm", "UID"), ("phenomenon", "linguistics_term"))
 
@@ -39,10 +39,10 @@ class PredictedRow(NamedTuple):
     """A row of a batch.
 
     Attributes:
-      text: the number of the text.
-      ids: the tokens.
-      positions: the positions of the predictions.
-      words: the tokens whose probabilities are computed.
+      text: the number of the text, counted from 0.
+      ids: the ids of the tokens of the row.
+      positions: the positions in the row at which the model predicts.
+      words: the ids of the predicted tokens, one for each position.
     """
 
     text: int
@@ -89,7 +89,18 @@ def log_likelihoods(
 def log_likelihoods_of_rows(
     model: BertForMaskedLM, params: dict, tokenizer: Tokenizer, rows: Iterable[PredictedRow], texts: int
 ) -> np.ndarray:
-    """Returns the log-probability of the words of all rows of each text: `[texts]`, in nats."""
+    """Returns the sum of the log-probabilities of the predicted tokens of each text, in nats.
+
+    Args:
+      model: the language model.
+      params: the params of the model.
+      tokenizer: the tokenizer.
+      rows: the rows of all texts.
+      texts: the number of texts.
+
+    Returns:
+      `[texts]`; 0 for a text without rows.
+    """
     sums, longest, segment_length = np.zeros(texts), longest_of(model.config), part_of(model.config)
     for batch in _batches(sorted(rows, key=lambda row: len(row.ids)), longest):
         arrays, positions, words, used = _arrays(batch, tokenizer, longest)
@@ -152,7 +163,7 @@ def _arrays(
 
 
 def longest_of(config: Any) -> float:
-    """Returns the maximum number of tokens of a text."""
+    """Returns the maximum number of tokens of a text; infinity for a recurrent left-to-right model."""
     return config.max_position_embeddings if part_of(config) is None else math.inf
 
 
@@ -210,7 +221,7 @@ def read_pairs(path: str, most: int = 0) -> list[Pair]:
       most: the maximum number of pairs of each paradigm; 0 for all pairs.
 
     Raises:
-      UserError: for an invalid pair: file, line and the expected value.
+      UserError: for an invalid pair. The message has the file, the line and the expected value.
     """
     from bertjax.data.corpus.reading import ReadOptions, read_lines  # Imports pyarrow, which training does not need.
 
@@ -243,10 +254,10 @@ def read_pairs(path: str, most: int = 0) -> list[Pair]:
 
 
 class PairScores(NamedTuple):
-    """The shares of minimal pairs whose acceptable sentence has the higher likelihood.
+    """The shares, from 0 to 1, of minimal pairs whose acceptable sentence has the higher likelihood.
 
     Attributes:
-      share: the share of all pairs.
+      share: the share among all pairs.
       pairs: the number of pairs.
       phenomena: {phenomenon: (share, number of pairs)}.
       paradigms: {paradigm: (share, number of pairs)}.
@@ -263,7 +274,7 @@ class PairScores(NamedTuple):
         return json.dumps({"share": self.share, "pairs": self.pairs, "paradigms": paradigms}, ensure_ascii=False)
 
     def lines(self) -> Iterator[str]:
-        """Yields a line per phenomenon, or per paradigm of a single phenomenon, and a line for all pairs."""
+        """Yields a line per phenomenon, or per paradigm if there is one phenomenon, and a line for all pairs."""
         groups = self.phenomena if len(self.phenomena) > 1 else self.paradigms
         for name, (share, count) in sorted(groups.items()) if len(groups) > 1 else ():
             yield f"{name:<44} {share:6.1%} of {count:,}"
@@ -271,7 +282,7 @@ class PairScores(NamedTuple):
 
 
 def score_pairs(source: Pretrained, pairs: list[Pair]) -> PairScores:
-    """Compares the likelihoods of minimal pairs. Raises `UserError` for a model without likelihoods."""
+    """Compares the likelihoods of minimal pairs. Raises `UserError` for a checkpoint that computes no likelihoods."""
     model, params = words_model(source)
     is_right = compare(model, params, tokenizer_of(source), pairs)
     phenomena, paradigms = (shares(pairs, is_right, by) for by in ("phenomenon", "paradigm"))

@@ -57,8 +57,8 @@ class CrossEntropy:
     """The cross-entropy of class indices, as torch's `CrossEntropyLoss(weight, label_smoothing)`.
 
     Attributes:
-      weights: the weight of each class; empty if all weights are 1. The mean over a batch is divided by the sum of the
-        weights of the examples.
+      weights: the weight of each class; empty if all weights are 1. The loss of a batch is divided by the sum of the
+        weights of the classes of its examples.
       label_smoothing: the share of the target distribution that is uniform.
     """
 
@@ -170,7 +170,7 @@ class SquaredError:
 
     @staticmethod
     def divergence(logits: jax.Array, teacher_logits: jax.Array, temperature: float) -> jax.Array:
-        """Returns the squared difference. The temperature has no effect on numbers."""
+        """Returns the squared difference of the numbers. The temperature has no effect."""
         del temperature
         return jnp.square(logits - teacher_logits)[..., 0]
 
@@ -182,7 +182,7 @@ class Distilled:
     Attributes:
       loss: the loss of the labels.
       temperature: divides the logits of the student and of the teacher. The divergence is multiplied by the squared
-        temperature, so that gradients keep their size. The temperature has no effect on numbers.
+        temperature, so that gradients keep their size. The temperature has no effect on the loss `SquaredError`.
       weight: the weight of the divergence. The weight of the labels is `1 - weight`.
     """
 

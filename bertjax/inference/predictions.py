@@ -20,7 +20,7 @@ class Prediction(NamedTuple):
     Attributes:
       text: the text.
       values: the prediction, such as {"label": "good"}.
-      lines: the prediction as text for a reader; None if only `as_json` shows it.
+      lines: the prediction as readable lines of text; None if the prediction is only shown by `as_json`.
     """
 
     text: str
@@ -46,7 +46,7 @@ def predict_texts(
       source: the checkpoint.
       texts: the texts; " ||| " separates the parts of a text, such as the texts of a pair.
       top_k: the number of words for each [MASK]; None for `TOP_K`.
-      tokens: continues each text by up to so many tokens, with `sampling`; 0 fills masks.
+      tokens: the maximum number of tokens that continue a text, chosen with `sampling`; 0 fills masks instead.
       sampling: the settings of sampling.
       seed: the seed of sampling.
 

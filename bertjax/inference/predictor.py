@@ -39,7 +39,7 @@ def apply_model(
 
     In a packed batch, the outputs of sequences are `[rows, sequences, ...]`, or `[rows, sequences, choices, ...]`.
     """
-    outputs: Any  # `apply_model` can return more than an array.
+    outputs: Any  # By its type, `model.apply` can return more than an array.
     inputs = [batch[name] for name in ("input_ids", "segments", "token_types")]
     if "positions" in batch:
         packed, first_tokens = {"positions": batch["positions"]}, batch["first_tokens"]
@@ -76,7 +76,13 @@ class Predictor:
     def __call__(
         self, params: dict, examples: Examples, after_batch: Callable[[], None] = lambda: None
     ) -> list[np.ndarray]:
-        """Returns the outputs of each example, on every host; outputs of tokens exclude the padding."""
+        """Returns the outputs of each example, on every host. Outputs of tokens exclude the padding.
+
+        Args:
+          params: the params of the model, on the mesh.
+          examples: the examples, whose labels are not read.
+          after_batch: a function that is called after each batch.
+        """
         outputs: list = [None] * len(examples)
         batch_places, batches = itertools.tee(self._batches(examples, functools.partial(local_rows, self._mesh)))
         with jax.set_mesh(self._mesh), nn.logical_axis_rules(RULES):
@@ -119,7 +125,7 @@ class Predictor:
             yield places, {name: x[host_rows] for name, x in batch.items()}
 
 
-# Compiled once for all trials of a sweep, and for all parts of a table.
+# The cache shares compiled predictors between the trials of a sweep, and between the portions of a table.
 make_predictor = functools.lru_cache(maxsize=4)(Predictor)
 
 
@@ -133,7 +139,7 @@ def predict(head: Head, source: Pretrained, examples: Examples) -> list[np.ndarr
 
 
 def single_device_predictor(head: Head, source: Pretrained) -> Callable[[Examples], list[np.ndarray]]:
-    """Returns the function of `predict` for several portions of examples: the params are copied to the device once."""
+    """Returns a function from examples to the result of `predict`. The params are copied to the device only once."""
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
     model = head.model(source.config, source.head, compute=compute_for(source.dtype))
     params = jax.device_put(source.params, replicated(mesh))
@@ -174,7 +180,7 @@ def padded_batch(sequences: Sequence[Sequence[int]], tokenizer: Tokenizer, rows:
 
 
 def divide_by_length(items: Iterable[Item], length: int, most: float = math.inf) -> Iterator[list[Item]]:
-    """Yields portions of items, which end at a total length of `length`, or at `most` items."""
+    """Yields portions of items. A portion ends when it has a total length of at least `length`, or `most` items."""
     portion: list[Item] = []
     total = 0
     for item in items:

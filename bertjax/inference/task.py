@@ -1,7 +1,7 @@
 """The interface of a fine-tuning task, of its data, and of the abilities that only some tasks have.
 
-The interface stands in this room, because the task of a checkpoint determines its use. A task is a class in one file.
-The registry `bertjax.inference.tasks` finds it.
+The room `inference` contains the interface, because the task of a checkpoint determines the use of the checkpoint. A
+task is a class in one file, which the registry `bertjax.inference.tasks` finds.
 """
 
 import abc
@@ -30,19 +30,46 @@ PRETRAINED_KEYS = {"bert", "masked_lm", "next_sentence"}
 
 @dataclasses.dataclass(frozen=True)
 class InputForm:
-    """The input format of `predict`: the allowed numbers of parts of a text, and a description for messages."""
+    """The input format of `predict`. An input is a tuple of parts, such as the two texts of a pair.
+
+    Attributes:
+      parts: the allowed numbers of parts, such as `range(1, 3)` for single texts and pairs.
+      usage: a description of an input, for messages, such as 'pairs as "question ||| context"'.
+
+    Examples:
+      >>> InputForm(range(2, 3), 'pairs as "A ||| B"').split(["a cat ||| a dog"])
+      [('a cat', 'a dog')]
+    """
 
     parts: range
     usage: str
 
     def split(self, texts: Sequence[str]) -> list[tuple[str, ...]]:
-        """Splits texts into their parts. Raises `UserError` as `check` does."""
+        """Splits texts at " ||| " into their parts, and checks the parts as `check` does.
+
+        Args:
+          texts: the texts, such as lines of a file.
+
+        Returns:
+          The parts of each text.
+
+        Raises:
+          UserError: if `check` raises an error.
+        """
         divided = [tuple(text.split(SEPARATOR)) for text in texts]
         self.check(divided)
         return divided
 
     def check(self, texts: Sequence[tuple[str, ...]]) -> None:
-        """Raises `UserError` unless all texts have the same, allowed number of parts and no part is empty."""
+        """Checks the parts of texts.
+
+        Args:
+          texts: the parts of each text.
+
+        Raises:
+          UserError: if a part is empty, if a text has a number of parts that `parts` does not contain, or if two texts
+            have different numbers of parts.
+        """
         for parts in texts:
             text = SEPARATOR.join(parts)[:60]
             if len(parts) not in self.parts or not all(map(str.strip, parts)):
@@ -58,8 +85,12 @@ class InputForm:
 class Split(abc.ABC):
     """Labelled examples that a model is evaluated on, such as a dev set.
 
+    A subclass is a frozen dataclass. It implements `score`, and can have fields of its own, such as labels in another
+    form. An evaluation computes the outputs of the head, calls `decode` once, and passes the result to the other
+    methods.
+
     Attributes:
-      examples: the examples; `score` reads the labels from the subclass.
+      examples: the examples. Evaluation does not read `examples.labels`, but a subclass can.
       note: lines to print about the examples; "" for none.
     """
 
@@ -67,19 +98,50 @@ class Split(abc.ABC):
     note: str = dataclasses.field(default="", kw_only=True)
 
     def decode(self, outputs: list[np.ndarray]) -> Any:
-        """Converts the outputs of the head to predictions; by default, returns the outputs, one per example."""
+        """Converts the outputs of the head to predictions. By default returns the outputs.
+
+        Args:
+          outputs: one float32 array per example, in the order of `examples`: `[...]`, such as logits `[labels]`. For a
+            head of tokens (`Head.pooled` is False) `[length, ...]`, without padding. For examples with choices, the
+            first axis is the choices.
+
+        Returns:
+          The predictions, in any form that `score`, `decide` and `files` accept.
+        """
         return outputs
 
     @abc.abstractmethod
     def score(self, predictions: Any) -> dict[str, float]:
-        """Returns {metric: score} of the result of `decode`. The commands print the score times 100."""
+        """Returns the scores of predictions.
+
+        Args:
+          predictions: the result of `decode`.
+
+        Returns:
+          {metric: score}. Scores are from 0 to 1 (correlations from -1 to 1), and the commands print scores times 100.
+          An undefined score is NaN. The metric `TaskData.metric` is in the result of one of the dev splits.
+        """
 
     def decide(self, predictions: Any) -> dict[str, float]:
-        """Returns the values that are tuned on these examples and that `predict` needs, such as a threshold."""
+        """Returns values that are tuned on these examples and that `FineTuningTask.predict` needs.
+
+        Args:
+          predictions: the result of `decode`.
+
+        Returns:
+          {name: value}, such as a threshold; {} by default. The checkpoint stores the values as `Pretrained.decided`.
+        """
         return {}
 
     def files(self, predictions: Any) -> dict[str, str]:
-        """Returns {file name: content} of the files for the workdir, such as the predictions."""
+        """Returns the files to write to the workdir if this evaluation is the best of the run.
+
+        Args:
+          predictions: the result of `decode`.
+
+        Returns:
+          {file name: text}, such as a file with the predictions; {} by default.
+        """
         return {}
 
 
@@ -89,17 +151,20 @@ class TaskData:
 
     Attributes:
       head: the head that the data trains.
-      labels: the names of the rows of the head; empty if the rows have no names. They become `Pretrained.labels`.
-      train: the training examples.
+      labels: the names of the outputs of the head; empty if the outputs have no names. Checkpoints store the names as
+        `Pretrained.labels`.
+      train: the training examples, with labels.
       dev: the examples to evaluate on. The metrics of different splits have different names.
       metric: the name of the metric that ranks checkpoints and runs; higher is better.
       notes: lines to print about the data.
-      baseline: an upper bound of the score of a constant, or nearly constant, prediction.
-      more_metrics: names of more metrics for the table of a sweep.
+      baseline: the score `metric` of a constant prediction, or an upper bound of this score; 0 prints no baseline.
+      more_metrics: names of further metrics for the table of a sweep.
       texts: the parts of the text of each training example, which a teacher with another tokenizer can read; empty if
         the examples are not whole texts.
-      more_train: more training examples. The examples of a batch come either from one of these or from `train`.
-      forms: the forms of `train` and then of `more_train`, which choose the prompts of a teacher; empty without forms.
+      more_train: further sets of training examples, with their weights. All examples of a batch come from the same set:
+        `train` or one of these sets.
+      forms: the `config.data.form` of each of `train_sets`, which chooses the prompts of a teacher; empty for tasks
+        without forms.
     """
 
     head: Head
@@ -120,31 +185,40 @@ class TaskData:
         return (self.train, *(share.examples for share in self.more_train))
 
     def steps_of_sets(self, batch_size: int) -> list[int]:
-        """Returns the number of steps of an epoch on each of `train_sets`."""
+        """Returns the number of steps per epoch on each of `train_sets`, at least 1.
+
+        Args:
+          batch_size: the number of examples in a batch.
+        """
         weights = (1.0, *(share.weight for share in self.more_train))
         return steps_per_dataset(list(map(len, self.train_sets)), weights, batch_size)
 
     def count(self, batch_size: int) -> int:
-        """Returns the number of training examples of an epoch; with several sets, the examples of whole batches."""
+        """Returns the number of training examples per epoch; with several sets, the batch size times the steps.
+
+        Args:
+          batch_size: the number of examples in a batch.
+        """
         return batch_size * sum(self.steps_of_sets(batch_size)) if self.more_train else len(self.train)
 
 
 class FineTuningTask(abc.ABC):
     """A fine-tuning task: its data, its head and its predictions.
 
-    Each module in `finetuning/tasks/` defines a subclass, and an instance of it as `TASK`; the task has the name of the
-    module. Register a task of your own with `bertjax.finetuning.register`, or as an entry point of the group
-    "bertjax.tasks". `docs/extending/task.md` has two complete tasks.
+    Each module in `finetuning/tasks/` defines a subclass, and an instance of the subclass as `TASK`; the task has the
+    name of the module. Register a task of your own with `bertjax.finetuning.register`, or as an entry point of the
+    group "bertjax.tasks". `docs/extending/task.md` has two complete tasks.
 
     Attributes:
-      architecture: the transformers class with the same head; "" if there is none. A checkpoint of transformers, which
-        names no task, has the first task of the registry with this class.
+      architecture: the transformers class with the same head; "" if there is none. A checkpoint of transformers names
+        no task. Its task is the first task of the registry with this class.
       inputs: the input format of `predict`.
-      method: the method of `bertjax.Model` and of the server that `predict` implements; "" for none. `Model.predict`
-        applies to all tasks.
-      identity: fields that, besides `task`, cannot change within a workdir, such as "data.name".
-      reused_params: top-level keys of the head's params that start from an `init_checkpoint` with the same head.
-      paper_sweep: the settings of `config.sweep = "paper"`.
+      method: the method of `bertjax.Model` and of the server that calls `predict`: "classify", "tag" or "answer"; ""
+        for none. `Model.predict` applies to all tasks.
+      identity: config fields that, besides `task`, cannot change within a workdir, such as "data.name".
+      reused_params: top-level keys of the params of the head. A run starts with these params of its `init_checkpoint`
+        if their shapes are equal. The other params of the head start at random.
+      paper_sweep: the settings of `config.sweep = "paper"`: "FIELD=VALUE,VALUE ..." for each field.
     """
 
     architecture: ClassVar[str]
@@ -156,43 +230,95 @@ class FineTuningTask(abc.ABC):
 
     @abc.abstractmethod
     def load(self, config: ConfigDict, tokenizer: Tokenizer) -> TaskData:
-        """Reads and tokenizes the data of a config. Raises `UserError` for missing or invalid files."""
+        """Reads and tokenizes the data of a run. All hosts call the method, and must get the same result.
+
+        Args:
+          config: the config of the run. The fields of the task are in `config.data`, and `config.max_seq_length` is the
+            maximum number of tokens in a sequence, with special tokens.
+          tokenizer: the tokenizer of the model. `bertjax.finetuning.encoding.encode_pairs` tokenizes texts and pairs.
+
+        Raises:
+          UserError: for missing or invalid files.
+        """
 
     @abc.abstractmethod
     def head(self, source: Pretrained) -> Head:
-        """Returns the head of a checkpoint of this task."""
+        """Returns the head of a checkpoint of this task: the head with which `load` trained the checkpoint.
+
+        Args:
+          source: the checkpoint. `source.labels` are the names of the outputs.
+
+        Raises:
+          UserError: if the task cannot use the checkpoint, for example if labels are missing.
+        """
 
     @abc.abstractmethod
     def predict(self, source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
-        """Yields one JSON object per text. `predictor.predict` returns the outputs of the head for `Examples`.
+        """Yields the prediction for each text. `inference.predictor.predict` computes the outputs of a head.
 
         Args:
-          source: the checkpoint. `source.settings` is the config of the run; it is empty for other formats.
-            `source.decided` has the values of `Split.decide`.
-          texts: the parts of each text; their numbers are in `inputs`.
+          source: the checkpoint, with its tokenizer. `source.settings` is the config of the run, which is empty for
+            other formats. `source.max_seq_length` is the maximum number of tokens. `source.decided` has the values of
+            `Split.decide`.
+          texts: the parts of each text, at least one text. `inputs.check` has checked the parts.
+
+        Yields:
+          One dict per text, in order. `json.dumps` must accept the dict. By convention, `"cut": True` marks a text that
+          was truncated.
+
+        Raises:
+          UserError: if the task cannot use the checkpoint or a text.
         """
 
     def validate(self, config: ConfigDict) -> None:  # noqa: B027 (some tasks check nothing)
-        """Raises `UserError` for invalid values of the fields that only this task has."""
+        """Checks the fields that only this task has. The types of all fields are already checked.
+
+        Args:
+          config: the config of a run.
+
+        Raises:
+          UserError: for an invalid value. `bertjax.config.limits.require` raises such an error.
+        """
 
     def adopt(self, config: ConfigDict, settings: ConfigDict) -> list[str]:
-        """Copies fields of this task, which the config leaves at their defaults, from an earlier run.
+        """Copies fields of this task from an earlier run to a config that has the defaults of these fields.
+
+        By default, copies no fields.
 
         Args:
           config: the config to change.
-          settings: the config of the run to resume, or of an `init_checkpoint` with the same architecture.
+          settings: the config of the run to resume, or of an `init_checkpoint` with the same `architecture`.
 
         Returns:
-          The changes, such as "max_seq_length = 64".
+          The changes, such as "max_seq_length = 64", which the run prints.
+
+        Raises:
+          UserError: if the earlier run cannot be continued with this config.
         """
         return []
 
     def text_columns(self, config: ConfigDict) -> tuple[str, ...]:
-        """Returns the names of the columns with the parts of a text in the tables of a run; () if it has no tables."""
+        """Returns the names of the columns that contain the parts of a text, for tables such as the data of a run.
+
+        `bertjax predict --input=table.csv` reads these columns.
+
+        Args:
+          config: the config of the run.
+
+        Returns:
+          One name for each part; () if the data of the task are not tables.
+        """
         return ()
 
     def check_weights(self, source: Pretrained) -> None:
-        """Raises `UserError` if a checkpoint of this task has no weights for its head."""
+        """Checks that a checkpoint of this task contains the params of a head. Override it if a head has no params.
+
+        Args:
+          source: the checkpoint.
+
+        Raises:
+          UserError: if the checkpoint contains no params of a head.
+        """
         if not source.params.keys() - PRETRAINED_KEYS:
             raise UserError(
                 f"{source.path}: the weights of the head of {source.architecture} are missing; copy the checkpoint "
@@ -233,15 +359,15 @@ class ReadsLabelledFiles(abc.ABC):
     """The ability of a task whose checkpoints `bertjax evaluate` scores on a labelled file.
 
     Attributes:
-      reading_flags: names of flags of `bertjax evaluate` that describe the file, such as "form". With such flags, the
-        checkpoint can also come from another format than a run.
+      reading_flags: names of flags of `bertjax evaluate` that describe the file, such as "form". A task with such flags
+        can also score checkpoints that are not runs of bertjax.
     """
 
     reading_flags: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
     def read_labelled(self, source: Pretrained, path: str, **flags: Any) -> Split:
-        """Returns the examples of a file like the dev set of the run. Scores use the values tuned on the dev set.
+        """Reads a file of the same kind as the dev set of the run. `score` uses the values tuned on the dev set.
 
         Args:
           source: the checkpoint.
@@ -259,11 +385,11 @@ class HasSampleData(abc.ABC):
 
 
 class HasTeacherTargets(abc.ABC):
-    """The ability of data whose teacher gives other targets than logits of `TaskData.labels`."""
+    """The ability of a `TaskData` whose teacher computes other targets than logits of `TaskData.labels`."""
 
     @abc.abstractmethod
     def teacher_targets(self, teacher: Pretrained) -> list[np.ndarray]:
-        """Returns the targets of each training example, of all `train_sets`.
+        """Returns the targets of each training example, in the order of `train_sets`.
 
         Raises:
           UserError: if the teacher has no such targets.

@@ -18,7 +18,8 @@ PRETRAINING = "pretraining"
 _FOLDER = "bertjax.finetuning.tasks"
 _FILE = pathlib.Path(__file__).parents[1] / "finetuning/tasks/__init__.py"
 _MODULES = (
-    # `find_task` chooses the first task with an architecture. Other tasks have the architecture of these two tasks.
+    # `find_task` chooses the first task with an architecture. These two tasks are first, because other tasks have the
+    # same architectures.
     {name: f"{_FOLDER}.{name}:TASK" for name in ("classify", "tag")}
     | own_in(_FOLDER, str(_FILE), "TASK")
     | {"embed": "bertjax.embedding.task:TASK", "rerank": "bertjax.reranking.task:TASK"}

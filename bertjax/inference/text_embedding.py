@@ -42,7 +42,7 @@ NAME, COLUMN = "vectors", "vector"  # the names of the array in an .npz, and of 
 PORTION_TEXTS, PORTION_CHARACTERS = 1 << 12, 1 << 22  # The limits of a portion.
 ROWS_AT_ONCE = 1 << 14  # rows in memory, while a .parquet is written
 TEXTS_AT_ONCE = 1 << 14  # texts that are tokenized together
-TEXTS_BETWEEN_LINES = 1 << 9  # the same if a progress bar must move often
+TEXTS_BETWEEN_LINES = 1 << 9  # texts that are tokenized together if a bar shows the progress
 
 
 class TextEmbedder(abc.ABC):
@@ -58,7 +58,7 @@ class TextEmbedder(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, texts: list[str]) -> tuple[list[np.ndarray], list[np.ndarray], list[int]]:
-        """Returns the ids and the token types of each text, and the number of tokens that were cut off."""
+        """Returns the ids and the token types `[tokens]` of each text, and the number of tokens cut off each text."""
 
     @property
     @abc.abstractmethod
@@ -190,13 +190,13 @@ def write_embeddings(
       path: the file, which ends in one of the `SUFFIXES`.
       embedder: computes the embeddings.
       texts: the texts, one or more.
-      ids: returns an id for each text, for a column of a .parquet.
+      ids: a function that returns an id for each text, for a column of a .parquet; None for no column.
       id_name: the name of the column.
-      size: the number of bytes of the texts, if known, for the bar that shows the progress.
+      size: the number of bytes of the texts, for the bar that shows the progress; 0 if unknown.
 
     Raises:
-      UserError: if the unfinished file was written with other flags or texts, or if another process writes it. The
-        unfinished file does not change.
+      UserError: if the unfinished file was written with other flags or texts, if another process writes the unfinished
+        file, or if the number of ids differs from the number of texts. The unfinished file does not change.
     """
     path = epath.Path(path)
     if "://" in str(path):  # Object stores cannot append to a file.
@@ -331,7 +331,7 @@ def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
 
 @functools.cache
 def _start(width: int) -> int:
-    """Returns the number of bytes before the rows."""
+    """Returns the number of bytes of the header, which precedes the rows."""
     header = io.BytesIO()
     _write_header(header, (0, width))
     return header.tell()

@@ -104,7 +104,14 @@ class Pretrained:
         return self.problem_type == huggingface.MULTI_LABEL or (rows > 1 and is_sigmoid)
 
     def label_names(self, rows: int) -> tuple[str, ...]:
-        """Returns the names of `rows` labels. Raises `UserError` if the checkpoint has another number of labels."""
+        """Returns the names of the labels of a head: `labels`, or "LABEL_0", "LABEL_1", ... without names.
+
+        Args:
+          rows: the number of outputs of the head.
+
+        Raises:
+          UserError: if the checkpoint has another number of names, or equal names.
+        """
         huggingface.check_labels(self.labels, rows, self.path)
         return self.labels or tuple(f"LABEL_{i}" for i in range(rows))
 

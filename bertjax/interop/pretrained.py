@@ -27,12 +27,22 @@ BEST_RUN = "best"  # file in the workdir of a sweep with the path of the best ru
 
 
 def read_pretrained(path: epath.PathLike) -> Pretrained:
-    """Reads a checkpoint of any of the `FORMATS`, or an adapter of PEFT with its base.
+    """Reads a checkpoint of any supported format, with its params as NumPy arrays.
 
-    For a bertjax run, reads the best checkpoint after fine-tuning and the latest after pre-training, unless the path
-    ends in "@best", "@latest" or "@STEP".
+    Args:
+      path: the checkpoint:
+        - the workdir of a bertjax run. The best checkpoint is read after fine-tuning, and the latest checkpoint after
+          pre-training, unless the path ends in "@best", "@latest" or "@STEP";
+        - the workdir of a sweep, for its best run;
+        - a folder of transformers or sentence-transformers, or an adapter of PEFT, whose base is read too;
+        - "hub:NAME" or "hub:NAME@REVISION", a repository of the Hugging Face hub, which is downloaded;
+        - Google's bert_model.ckpt, or the folder with this checkpoint.
 
-    Raises `UserError` if the checkpoint is missing or incomplete.
+    Returns:
+      The checkpoint. `tokenizer` is None if there is no tokenizer beside the checkpoint.
+
+    Raises:
+      UserError: if the checkpoint is missing, incomplete, damaged or not supported.
     """
     return find(path).read()
 

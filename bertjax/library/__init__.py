@@ -1,7 +1,7 @@
 """The public Python API: use, train, evaluate and convert models. `import bertjax` imports this room on first use.
 
-`load` reads a checkpoint as a `Model`, which predicts, computes embeddings, and has the network as a pure function. The
-functions do the work of the commands with the same names.
+`load` returns a checkpoint as a `Model`, which predicts and computes embeddings. The methods `apply` and `encode` of a
+`Model` are pure functions of the params. The other functions do the work of the commands with the same names.
 """
 
 from bertjax.library.checkpoints import convert, evaluate, extract, mine, submit

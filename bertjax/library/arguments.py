@@ -20,7 +20,7 @@ def require_path(name: str, value: Any) -> str:
 
 
 def plain_texts(texts: Texts) -> list[str]:
-    """Returns texts as a list. Raises `UserError` if one is not a str."""
+    """Returns texts as a list. Raises `UserError` if a text is not a str."""
     listed = _listed(texts)
     for number, text in enumerate(listed):
         if not isinstance(text, str):
@@ -51,7 +51,7 @@ def _listed(texts: Any) -> list[Any]:
 
 
 def check_number(name: str, value: Any, least: float, most: float = np.inf, kinds: Any = (int, np.integer)) -> None:
-    """Raises `UserError` unless an option is a number of these types and in this range."""
+    """Raises `UserError` unless the value of an argument has a type of `kinds` and is from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
         kind = "an integer" if kinds is not numbers.Real else "a number"
         limit = f"from {least} to {most}" if most < np.inf else f"of at least {least}"

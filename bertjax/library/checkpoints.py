@@ -21,7 +21,7 @@ from bertjax.training.scores import Scores
 
 
 def read_checkpoint(path: Path, dtype: str | None = None) -> Pretrained:
-    """Reads a checkpoint with its tokenizer, see `load`. Libraries log nothing through absl while it is read."""
+    """Reads a checkpoint with its tokenizer, see `load`. Meanwhile, libraries log nothing through absl."""
     path = require_path("path", path)
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.FATAL)  # The libraries also raise the errors that they log.
@@ -42,14 +42,15 @@ def evaluate(
 
     Args:
       checkpoint: the checkpoint, as for `load`.
-      data: a file like the dev set of the run; for embeddings also a folder, such as a folder of BEIR.
+      data: a file of the same kind as the dev set of the run; for embeddings also a folder, such as a folder of BEIR.
       dtype: the type to compute in, as for `load`.
-      on_note: receives lines about the examples, such as `print`, before they are scored.
-      **description: the form of the data of embeddings, as the flags of `bertjax evaluate`: form, texts, label, widths,
-        ignore_identical_ids.
+      on_note: a function such as `print`, which is called with lines about the examples before the scores are computed.
+      **description: for embeddings, values of the flags form, texts, label, widths and ignore_identical_ids of
+        `bertjax evaluate`, which describe the data.
 
     Returns:
-      The scores, and the thresholds of the dev set that they depend on.
+      The scores. `decided` are the thresholds that the scores depend on: the thresholds of the dev set of the run, or
+      else thresholds that are tuned on this file.
 
     Raises:
       UserError: if the checkpoint does not determine how the file is read, or if the file is invalid.
@@ -76,24 +77,27 @@ def extract(
 ) -> Extracted:
     """Writes one embedding per text, or the hidden states of all tokens, to a file.
 
-    Writes embeddings if the checkpoint was trained for them, and if neither `pool` nor `layers` is set; pooled hidden
-    states with `pool`; else the hidden states of all tokens. The same call resumes after an interruption.
+    With `pool`, the embeddings are pooled hidden states. Without `pool` and `layers`, the function writes the
+    embeddings that the checkpoint was trained for. If the checkpoint was not trained for embeddings, or if only
+    `layers` is set, the function writes the hidden states of all tokens. After an interruption, the same call resumes
+    the computation of embeddings.
 
     Args:
       checkpoint: the checkpoint, as for `load`.
-      texts: one text, or several; a `TextInput` reads them from a file.
+      texts: one text, or several; a `TextInput` reads texts from a file.
       output: the .npy, .npz or .parquet file; hidden states of tokens need an .npz.
-      prompt: the text before each text, as for `Model.embed`.
+      prompt: the prompt, which precedes each text, as for `Model.embed`.
       width: the number of dimensions of embeddings, as for `Model.embed`.
-      pool: mean, cls or last.
-      layers: the hidden states, such as last.
+      pool: "mean", "cls" or "last", as for `Model.embed`; "" for no pooling.
+      layers: the layers whose hidden states are written or pooled, such as "last". "" with `pool`: the last layer. ""
+        without `pool`: the concatenation of the last four layers, or the last layer of a model with fewer layers.
       dtype: the type to compute in, as for `load`.
 
     Returns:
       The shape of the array, and the number of truncated texts.
 
     Raises:
-      UserError: for a wrong setting, or if there is no text.
+      UserError: for an invalid argument, or if there is no text.
     """
     checkpoint, output = require_path("checkpoint", checkpoint), require_path("output", output)
     if not output.endswith(SUFFIXES):
@@ -136,14 +140,16 @@ def mine(
       negatives: the number of negatives of a query.
       first: the rank of the first document that can be a negative; 1 is the nearest document.
       last: the rank of the last document that can be a negative.
-      margin: the least difference of the cosines of the positive and of a negative, such as 0.1, or 5% of the positive.
-      min_score: the least cosine of a negative.
-      max_score: the largest cosine of a negative.
-      seed: the seed of a draw among the ranks; None takes the nearest documents.
+      margin: the minimum difference between the cosine of the positive and the cosine of a negative: a number such as
+        0.1, or a share of the cosine of the positive such as "5%".
+      min_score: the minimum cosine of a negative.
+      max_score: the maximum cosine of a negative.
+      seed: the seed of a random choice among the documents with these ranks; None takes the nearest documents.
       dtype: the type to compute in, as for `load`.
 
     Returns:
-      The numbers of queries and of rows, and lines with the numbers of dropped candidates and queries.
+      The number of queries, the number of queries with enough negatives, and lines with the numbers of dropped
+      candidates and queries.
 
     Raises:
       UserError: for an invalid file or choice, or a checkpoint without embeddings.

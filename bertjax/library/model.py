@@ -32,9 +32,9 @@ from bertjax.text.tokenizer import Tokenizer
 class Model:
     """A checkpoint that computes predictions and embeddings of texts, or the outputs of its network.
 
-    A method with the argument `texts`, which is one text or several, returns a list with one result per text; `embed`
-    returns an array. The model reads several texts in batches. A method raises `UserError` if the checkpoint was
-    not trained for it; the message lists the available methods.
+    A method with the argument `texts` takes one text or several, and returns a list with one result per text; `embed`
+    returns an array. The model reads several texts in batches. A method raises `UserError` if the checkpoint was not
+    trained for the method; the message lists the available methods.
 
     Args:
       source: the checkpoint, with its params on one device.
@@ -68,7 +68,19 @@ class Model:
     # Predictions for texts.
 
     def fill_mask(self, texts: Texts, top_k: int = 5) -> list[Filled]:
-        """Returns each text with the `top_k` most likely words for each [MASK], and their probabilities.
+        """Returns each text with the most likely words for each [MASK], and their probabilities.
+
+        Args:
+          texts: one text or several, each with at least one [MASK].
+          top_k: the number of words for each [MASK].
+
+        Returns:
+          One result per text, in order. `masks` has a list of (word, probability) pairs for each [MASK], the most
+          likely word first. A word is a token of the vocabulary.
+
+        Raises:
+          UserError: if the checkpoint has no masked-LM head, if a text has no [MASK] or is longer than the model
+            supports, or if `top_k` is not a positive integer.
 
         Examples:
           >>> model.fill_mask("the [MASK] barked", top_k=1)[0].masks
@@ -95,7 +107,11 @@ class Model:
           temperature: divides the logits; 0 always chooses the most likely token.
           top_k: samples from the k most likely tokens; 0 samples from all tokens.
           top_p: samples from the most likely tokens with this total probability.
-          seed: the seed of the random numbers.
+          seed: the seed of the random numbers. Text number i, counted from 0, has the seed `seed + i`.
+
+        Raises:
+          UserError: if the checkpoint is not a left-to-right language model, if an argument is out of range, or if a
+            text is too long.
         """
         self._require("generate")
         for name, value, least in (("pieces", pieces, 0), ("top_k", top_k, 0)):
@@ -107,7 +123,18 @@ class Model:
         return list(generation.continue_texts(self.source, plain_texts(texts), pieces, sampling, seed))
 
     def classify(self, texts: Parts) -> list[Classified]:
-        """Returns one dict per text or pair of texts, with the class, the labels of a multi-label task, or a number.
+        """Returns the class, the labels of a multi-label task, or the number of a regression for each text.
+
+        Args:
+          texts: one text or several. A text can be a tuple of texts, such as ("a premise", "a hypothesis") for a task
+            on pairs. Pass a single pair as a list: `[("a premise", "a hypothesis")]`.
+
+        Returns:
+          One dict per text, in order. The task determines the keys.
+
+        Raises:
+          UserError: if the checkpoint was not trained for classification, or if a text has the wrong number of parts or
+            an empty part.
 
         Examples:
           >>> model.classify(["a great film", "a dull film"])[0]["label"]
@@ -117,20 +144,49 @@ class Model:
         return cast(list[Classified], self.predict(texts))
 
     def tag(self, texts: Texts) -> list[Tagged]:
-        """Returns the words of each text with their tags, and the entities."""
+        """Returns the words of each text with their tags, and the entities.
+
+        Args:
+          texts: one text or several. The tagger divides the texts into words.
+
+        Returns:
+          One dict per text, in order. `offsets` and the positions of entities count characters of the text.
+
+        Raises:
+          UserError: if the checkpoint was not trained for tagging, or if a text is empty.
+        """
         self._require("tag")
         return cast(list[Tagged], self.predict(texts))
 
     def answer(self, question: str, context: str) -> Answer:
-        """Returns the answer to a question in a context. `predict` takes a list of (question, context) pairs."""
+        """Returns the answer to a question: a part of a context. `predict` answers several questions in one call.
+
+        Args:
+          question: the question.
+          context: the text that contains the answer. A context can be longer than the model supports.
+
+        Returns:
+          The answer, with its position in the context in characters, and its probability.
+
+        Raises:
+          UserError: if the checkpoint was not trained for question answering, or if an argument is empty.
+        """
         self._require("answer")
         (prediction,) = self.predict([(question, context)])
         return cast(Answer, prediction)
 
     def predict(self, texts: Parts) -> list[dict[str, Any]]:
-        """Returns the predictions of a fine-tuned checkpoint, one dict for each text or tuple of texts.
+        """Returns the predictions of a checkpoint of any fine-tuning task. `bertjax predict` prints the same dicts.
 
-        `bertjax predict` prints the same dicts.
+        Args:
+          texts: one text or several. A text can be a tuple of parts, such as (question, context).
+
+        Returns:
+          One dict per text, in order. The task determines the keys; `"cut": True` marks a truncated text.
+
+        Raises:
+          UserError: if the checkpoint is not fine-tuned, if a text has the wrong number of parts or an empty part, or
+            if the outputs are NaN.
         """
         self._require("predict")
         task, parts = cast(FineTuningTask, self._task), parts_of_texts(texts)
@@ -145,12 +201,17 @@ class Model:
         Args:
           texts: the texts.
           prompt: a prefix for each text, or the name of a prefix: "query", "document", or another name in a folder of
-            sentence-transformers. None: "query" for a checkpoint of bertjax; the default prompt of a folder.
+            sentence-transformers. None: the prefix "query" for a run of bertjax, and the default prompt for a folder of
+            sentence-transformers.
           width: the number of dimensions to keep; 0 for all. `loss.widths` of the training must contain this
             number (a Matryoshka loss). The shortened embeddings are normalized.
-          pool: "mean" averages the hidden states of a text, "cls" takes the first token and "last" the last token. They
-            work with any checkpoint, and use no prompt. "" computes the embeddings that the checkpoint was trained for.
+          pool: "mean" averages the hidden states of a text, "cls" takes the first token and "last" the last token.
+            These values work with any checkpoint, and without a prompt. "" computes the embeddings that the checkpoint
+            was trained for.
           layers: the layers that `pool` reads, such as "second_to_last" or "concat_last_four"; "" for the last layer.
+
+        Raises:
+          UserError: for an invalid argument, or if `pool` is "" and the checkpoint was not trained for embeddings.
 
         Examples:
           >>> model.embed(["a query", "another query"]).shape
@@ -213,9 +274,9 @@ class Model:
 
         Returns:
           The logits of words `[batch, length, vocab]`, of classes `[batch, labels]`, of tags `[batch, length, labels]`,
-          or of the start and the end of answers `[batch, length, 2]`; or embeddings `[batch, width]`. A model with one
-          network per direction, such as ELMo, returns the logits of the next words and of the previous words. Without a
-          head, returns the result of `encode`.
+          or of the start and the end of answers `[batch, length, 2]`; or embeddings `[batch, width]`. A bidirectional
+          language model (ELMo) returns `[batch, 2 * length, vocab]`: the logits of the next words, then the logits of
+          the previous words. A checkpoint without a head returns the result of `encode`.
 
         Examples:
           >>> loss = lambda params: model.apply(params, ids).mean()
@@ -231,7 +292,18 @@ class Model:
         token_types: ArrayLike | None = None,
         dropout_keys: jax.Array | None = None,
     ) -> jax.Array:
-        """Computes the last hidden states `[batch, length, hidden]`. The arguments are the arguments of `apply`."""
+        """Computes the hidden states of the last layer. `jax.jit` can compile it, and `jax.grad` can differentiate it.
+
+        Args:
+          params: the params, such as `self.params`.
+          input_ids: see `apply`.
+          segments: see `apply`.
+          token_types: see `apply`.
+          dropout_keys: see `apply`.
+
+        Returns:
+          The hidden states `[batch, length, hidden]`, in the dtype of the computation.
+        """
         return self._states(params, self._batch(input_ids, segments, token_types), dropout_keys)
 
     def _batch(

@@ -42,8 +42,10 @@ def train(
       hooks: objects that the training loop calls, see `bertjax.training.hooks.Hook`. A sweep calls them in each trial.
       data: the data in place of `data.path` or `data.corpus`: a pandas or polars DataFrame, a `datasets.Dataset`, or an
         iterable of dicts; or {"train": ..., "dev": ...}. The tables are written to WORKDIR/data as JSON lines. Without
-        a dev table, a tenth of the rows is held out. For the tasks `classify`, `tag` and `embed`, and for pre-training.
-      began: the start of the process, by `time.monotonic`, for the budget of time; by default the start of the call.
+        a dev table, a tenth of the rows is held out. Pre-training and the tasks `classify`, `tag` and `embed` support
+        this argument.
+      began: the time from which `config.budget` is measured, in seconds of `time.monotonic`; by default the time of the
+        call.
 
     Returns:
       The workdir.
@@ -82,7 +84,7 @@ def prepare(
     """Writes the records of every stage of a config, and their tokenizer, to a folder.
 
     A config whose `data.records` is the folder trains on the records. In a script, call the function under
-    `if __name__ == "__main__"`: its workers are processes that import the script.
+    `if __name__ == "__main__"`, because the workers are processes that import the script.
 
     Args:
       config: the experiment or config, as for `train`.

@@ -17,7 +17,7 @@ class Classified(TypedDict, total=False):
       label: the class.
       labels: the labels, of a task with several labels per text.
       probabilities: {label: probability}.
-      score: the number, of a regression task.
+      score: the number that a regression task predicts.
       cut: True if the text was truncated.
     """
 
@@ -34,8 +34,8 @@ class Entity(TypedDict):
     Attributes:
       type: the type of the entity, such as PER.
       text: the words of the entity.
-      start: the first character of the entity in the text.
-      end: the character after the entity.
+      start: the index of the first character of the entity in the text.
+      end: the index of the character after the entity.
     """
 
     type: str
@@ -50,7 +50,8 @@ class Tagged(TypedDict, total=False):
     Attributes:
       words: the words.
       tags: the tag of each word.
-      offsets: the first character of each word, and the character after the word.
+      offsets: [start, end] of each word in the text, in characters: the first character, and the character after the
+        word.
       entities: the entities, if all tags are BIO tags.
     """
 
@@ -65,8 +66,8 @@ class Answer(TypedDict, total=False):
 
     Attributes:
       answer: the answer; "" if the context has no answer.
-      start: the first character of the answer in the context.
-      end: the character after the answer.
+      start: the index of the first character of the answer in the context.
+      end: the index of the character after the answer.
       probability: the probability of the answer.
       null_odds: the score of no answer minus the score of the best answer; None if the context has no possible answer.
       cut: True if the question was truncated.

@@ -38,14 +38,14 @@ WORD_EMBEDDINGS = ("embeddings", "word", "embedding")
 class ModelFamily(abc.ABC):
     """Builds the encoders of one architecture, and derives FLOPs, layers and config fields from configs and params.
 
-    A family has no state: one instance in a registry serves all models of the family. The argument `config` of a method
-    is the model config, an instance of `config_class`.
+    Register an instance with `bertjax.models.register`. A family has no state: the instance serves all models of the
+    family. The argument `config` of a method is the model config, an instance of `config_class`.
 
     Attributes:
       config_class: a frozen dataclass of `config.model_config.field`s, which contain the limits of their values.
       supports_packing: whether several sequences can share a row. A packed sequence is a segment, and its positions
         start at 0.
-      has_kernels: whether the attention of the family runs as a kernel on chips that have a kernel.
+      has_kernels: whether a kernel for TPUs or GPUs can compute the attention of the family.
     """
 
     config_class: type = BertConfig
@@ -60,35 +60,56 @@ class ModelFamily(abc.ABC):
 
         Args:
           config: the model config.
-          compute: dtypes, rematerialization, and kernels.
+          compute: the settings of the computation: dtype, rematerialization, kernels and low-rank updates.
+
+        Returns:
+          An instance `Model(config, compute)` of a subclass of `bertjax.nn.encoder_model.EncoderModel`. The subclass
+          overrides `make_layers`, which returns the layers as a module. The layers are called as
+          `layers(x, segments, dropout_keys, every_layer=False)` with the embeddings `x` `[rows, length, hidden]`, the
+          int32 array `segments` `[rows, length]`, and random keys `[rows]`. `dropout_keys` is None without dropout.
+          Tokens attend only to tokens with the same number in `segments`; 0 is padding. The layers return the hidden
+          states of the last layer `[rows, length, hidden]`, or with `every_layer` the hidden states of all layers
+          `[layers, rows, length, hidden]`. Params are float32.
         """
 
     @abc.abstractmethod
     def forward_flops(self, config: Any, length: int) -> int:
-        """Returns the FLOPs of the matrix products in the layers, for the forward pass of one row.
+        """Returns the FLOPs of the matrix products in the layers, for the forward pass of one row of a batch.
 
         A multiply-add counts as two FLOPs. Heads and the recurrent memory are not included.
 
         Args:
           config: the model config.
-          length: the number of tokens in the row.
+          length: the length of the row in tokens, with padding.
         """
 
     @abc.abstractmethod
     def infer_config(self, params: dict) -> dict[str, Sequence] | None:
         """Returns the config fields that the shapes or the names of params determine.
 
-        The reader of a checkpoint raises an error if config.json has other values.
+        The reader of a checkpoint raises an error if config.json has a value that is not among the possible values.
+        `models.infer_embeddings_config` returns the fields of the embeddings of BERT.
 
         Args:
-          params: the params of a model; `params["bert"]` are the params of the encoder.
+          params: a nested dict of the arrays of a model. `params["bert"]` are the params of the encoder, the other keys
+            are heads.
 
         Returns:
-          {name of a field: the possible values}; None if the params belong to another family.
+          {name of a field: the possible values}, such as `{"num_hidden_layers": (12,)}`; None if the params belong to
+          another family.
         """
 
     def lm_type(self, config: Any) -> LmType:
-        """Returns the language-modelling objective of the encoder."""
+        """Returns the language-modelling objective of the encoder.
+
+        Args:
+          config: the model config.
+
+        Returns:
+          "masked": predicts masked tokens from the tokens on both sides. "causal": predicts the next token from the
+          tokens before it. "bidirectional": one half of a hidden state predicts the next token, the other half predicts
+          the previous token (ELMo). "permuted": predicts tokens in a random order of factorization (XLNet).
+        """
         return "masked"
 
     def layer_ids(self, config: Any, path: tuple[str, ...]) -> np.ndarray | None:
@@ -98,11 +119,12 @@ class ModelFamily(abc.ABC):
 
         Args:
           config: the model config.
-          path: the path of a param of the encoder, such as `("encoder", "layers", "output", "kernel")`.
+          path: the path of a param in the params of the encoder, such as `("encoder", "layers", "output", "kernel")`.
 
         Returns:
-          The layer number `[]`: 0 for the embeddings, 1 for the first layer. `[layers]`, ascending, for a param that
-          stacks layers on the first axis. None for a param after the last layer.
+          An integer array. Its shape is `[]` for a param of one layer: 0 for the embeddings, 1 for the first layer. Its
+          shape is `[layers]`, ascending, for a param that stacks all layers on its first axis. None for a param after
+          the last layer, such as a pooler.
         """
         if path[0] == "embeddings":
             return np.array(0)
@@ -112,20 +134,22 @@ class ModelFamily(abc.ABC):
         return np.array(1 + int(number[1])) if number else None
 
     def validate(self, config: Any) -> None:  # noqa: B027 (most families check nothing)
-        """Checks fields of a config that depend on each other.
+        """Checks fields of a config that depend on each other. The limits of single fields are already checked.
 
         Args:
-          config: the config of a run, with the model config as `config.model`.
+          config: the `ConfigDict` of a run; `config.model` has the fields of the model config.
 
         Raises:
-          UserError: if the family does not support the config.
+          UserError: if the family does not support the config. The message has the field, its value and the fix.
         """
 
 
 class Decodes:
-    """An ability: generate text with cached keys and values. The encoder has the method `decode`.
+    """An ability: generate text with cached keys and values. Callers use the ability only if `lm_type` is causal.
 
-    Callers use the ability only if the `lm_type` of the model is causal.
+    The encoder has the method `decode(input_ids, positions, cache)` for tokens that follow the tokens in the cache.
+    `input_ids` is `[batch, length]`, and `positions` `[length]` are consecutive and equal in all rows. The method
+    returns the hidden states `[batch, length, hidden]` and the cache with the new tokens.
     """
 
     def new_cache(self, config: Any, batch: int, length: int, dtype: str) -> "KeyValueCache":
@@ -135,10 +159,10 @@ class Decodes:
           config: the model config.
           batch: the number of texts.
           length: the maximum number of tokens in a text.
-          dtype: the dtype of keys and values.
+          dtype: the name of the dtype of keys and values, such as "float32".
 
         Returns:
-          Keys and values `[layers, batch, length, heads, head size]`.
+          A `KeyValueCache`: keys and values of zeros, each `[layers, batch, length, heads, head size]`.
         """
         import jax.numpy as jnp
 
@@ -151,7 +175,8 @@ class Decodes:
 class ExposesAttention:
     """An ability: return attention probabilities, which the report plots.
 
-    The encoder has the method `attention_probabilities`, which takes the arguments after `config`.
+    The encoder has the method `attention_probabilities(params, ids, segments, token_types)`, which the default calls on
+    an unbound encoder. The arguments and the result are those of the method of the family, without `config`.
     """
 
     def attention_probabilities(
@@ -162,12 +187,13 @@ class ExposesAttention:
         Args:
           config: the model config.
           params: the params of the encoder.
-          ids: token ids `[1, length]`.
-          segments: `[1, length]`; 0 is padding.
-          token_types: `[1, length]`.
+          ids: int32 token ids `[1, length]`.
+          segments: int32 `[1, length]`; 1 for a token, 0 for padding.
+          token_types: int32 `[1, length]`; 0 in sentence A, 1 in sentence B.
 
         Returns:
-          Probabilities `[layers, heads, queries, keys]`.
+          Probabilities `[layers, heads, length, length]`, of the queries on the third axis and the keys on the last
+          axis. The sum over the keys is 1.
         """
         encoder = cast(Any, self).build(config, Compute())
         return encoder.attention_probabilities(params, ids, segments, token_types)
@@ -176,9 +202,9 @@ class ExposesAttention:
 class Recurrent:
     """An ability: layers read the hidden states of earlier tokens from a memory (segment recurrence).
 
-    A config has the field `memory_length`. With a `RecurrentMemory`, the method `encode` of the encoder, or
-    `encode_permuted` if the `lm_type` is permuted, also returns the next memory: the last `memory_length` inputs of
-    each layer.
+    The model config has the field `memory_length`, in tokens. The method `encode` of the encoder has the argument
+    `memory`, a `RecurrentMemory` or None. With a memory, `encode` returns the hidden states and the next memory: the
+    last `memory_length` inputs of each layer. If `lm_type` is permuted, this applies to `encode_permuted` instead.
     """
 
     def new_memory(self, config: Any, rows: int, dtype: str) -> "RecurrentMemory":
@@ -187,10 +213,11 @@ class Recurrent:
         Args:
           config: the model config.
           rows: the number of rows in a batch.
-          dtype: the dtype of the hidden states.
+          dtype: the name of the dtype of the hidden states, such as "bfloat16".
 
         Returns:
-          Hidden states `[rows, layers, memory_length, hidden]`, none of them valid.
+          A `RecurrentMemory`: `states` `[rows, layers, memory_length, hidden]`, and `filled` int32 `[rows]`, the
+          number of valid states, which is 0.
         """
         from bertjax.nn.ops.recurrent_memory import new_memory
 
@@ -199,22 +226,24 @@ class Recurrent:
     def memory_reach(self, config: Any, length: int) -> int:
         """Returns the number of earlier training steps that influence the memory.
 
-        The memory of a layer depends on the memory of the layer below, so that the number grows with the layers.
+        The memory of a layer depends on the memory of the layer below. The number of steps therefore grows with the
+        number of layers. If a checkpoint contains no memory, the resumed run computes the memory from the batches of
+        these steps.
 
         Args:
           config: the model config.
-          length: the row length in tokens, of the stage with the shortest rows.
+          length: the row length in tokens. If stages have different row lengths, the shortest one.
         """
         return config.num_hidden_layers * math.ceil(config.memory_length / length)
 
     def memory_flops(self, config: Any, length: int) -> int:
-        """Returns the FLOPs that a full memory adds to `forward_flops`.
+        """Returns the FLOPs that a full memory adds to `forward_flops` for one row.
 
         The default counts relative attention.
 
         Args:
           config: the model config.
-          length: the number of tokens in the row.
+          length: the length of the row in tokens, without the memory.
         """
         hidden, memory = config.hidden_size, config.memory_length
         keys_and_values = 2 * memory * hidden * hidden
@@ -223,19 +252,19 @@ class Recurrent:
 
 
 class TwoStreamAttention(abc.ABC):
-    """An ability: two-stream attention (XLNet). The encoder has the method `encode_permuted`.
+    """An ability: two-stream attention (XLNet). The encoder implements `EncoderModel.encode_permuted`.
 
-    The second stream is the query stream: its state at a position does not see the token at this position.
+    The second stream is the query stream: its state at a position does not attend to the token at this position.
     """
 
     @abc.abstractmethod
     def query_flops(self, config: Any, length: int, queries: int) -> int:
-        """Returns the FLOPs of the matrix products of the second stream, for the forward pass of one row.
+        """Returns the FLOPs of the matrix products of the query stream, for the forward pass of one row.
 
         Args:
           config: the model config.
-          length: the number of tokens in the row.
-          queries: the number of hidden states in the second stream.
+          length: the length of the row in tokens.
+          queries: the number of hidden states of the row in the query stream.
         """
 
 
@@ -247,11 +276,11 @@ class ProjectsEmbeddings(abc.ABC):
 
     @abc.abstractmethod
     def with_embedding_size(self, config: Any, size: int) -> Any:
-        """Returns the config of a model with another embedding size.
+        """Returns the config of a model with another size of the word embeddings, and the same hidden size.
 
         Args:
-          config: the model config.
-          size: the embedding size.
+          config: the model config, which is not changed.
+          size: the size of a word embedding, in numbers.
         """
 
 
@@ -259,7 +288,7 @@ class HuggingFaceFamily:
     """An ability: read and write model folders of Hugging Face transformers.
 
     Attributes:
-      model_types: the values of `model_type` in config.json for this family.
+      model_types: the values of `model_type` in config.json for this family, such as ("modernbert",).
     """
 
     model_types: tuple[str, ...]
@@ -268,7 +297,7 @@ class HuggingFaceFamily:
     def huggingface(self) -> "HuggingFaceFormat":
         """The format, which reads and writes the folders: `FORMAT` of the module `huggingface` beside the family.
 
-        A subclass of a family without such a module has the format of the family.
+        A family without such a module has the format of its base class.
         """
         packages = tuple(base.__module__.rpartition(".")[0] for base in type(self).__mro__)
         return importlib.import_module(_format_module(packages)).FORMAT
@@ -285,7 +314,7 @@ class NamesSpecialTokens(abc.ABC):
     """An ability: name the special tokens of a new SentencePiece vocabulary as the published models do.
 
     Attributes:
-      special_tokens: the names of the special tokens, see `text.vocabulary_learning.learn`.
+      special_tokens: the names of the tokens that have the roles [PAD], [UNK], [CLS], [SEP] and [MASK], in this order.
     """
 
     special_tokens: tuple[str, ...]
@@ -296,10 +325,11 @@ class ImportsParams(abc.ABC):
 
     @abc.abstractmethod
     def import_params(self, params: dict) -> dict:
-        """Returns the initial params of a run.
+        """Returns the initial params of a run. Params that the run lacks are ignored.
 
         Args:
-          params: the params of a checkpoint.
+          params: the params of a checkpoint, a nested dict of NumPy arrays, which is not changed. `params["bert"]` are
+            the params of the encoder, the other keys are heads.
         """
 
 

@@ -14,16 +14,20 @@ from bertjax.common.errors import UserError
 class HuggingFaceFormat(abc.ABC):
     """Reads and writes the config.json and the tensors of a family.
 
-    A class of transformers consists of an encoder and parts: heads and the pooler. Parts have bertjax's names,
-    such as `masked_lm`.
+    A class of transformers consists of an encoder and parts. A part is the pooler or a head. The names of the parts are
+    `pooler`, `masked_lm`, `next_sentence`, `classifier`, `spans`, and the names of heads that only the family has.
+    `bertjax.models.tensors.TableFormat` is a subclass that converts params and tensors by a table.
+
+    Params are a nested dict of float32 arrays. `params["bert"]` are the params of the encoder with the pooler, the
+    other keys are heads. The word embeddings end with rows of zeros, up to `config.padded_vocab_size` rows.
 
     Attributes:
       classes: {prefix of class names: the name of the model in prose}, such as {"Bert": "BERT"}.
-      inputs: names of the inputs of a class, in order.
+      inputs: the names of the inputs of a class, in the order of `model_input_names` in tokenizer_config.json.
       special_ids: {field of config.json with the id of a special token: pad, unk, cls, sep or mask}.
       aliases: {alias of a field of config.json that transformers accepts: the name of the field}.
-      bert_suffixes: {suffix of a class name after the prefix: the suffix of BERT's class with the same head},
-        where the two differ.
+      bert_suffixes: {suffix of a class name: suffix of the class name of BERT with the same head}, only for suffixes
+        that differ. The suffix follows the prefix, such as "ForMaskedLM".
     """
 
     classes: ClassVar[Mapping[str, str]]
@@ -35,7 +39,7 @@ class HuggingFaceFormat(abc.ABC):
     @property
     @abc.abstractmethod
     def architectures(self) -> Mapping[str, tuple[str, ...]]:
-        """{class of transformers: the parts of the class}."""
+        """{class of transformers: the parts of the class}, such as {"BertForMaskedLM": ("masked_lm",)}."""
 
     @abc.abstractmethod
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> Any:
@@ -45,13 +49,22 @@ class HuggingFaceFormat(abc.ABC):
           path: the file, for messages.
           fields: the content of the file.
 
+        Returns:
+          An instance of `ModelFamily.config_class`.
+
         Raises:
           UserError: for a missing field, an invalid value, or a model that bertjax does not have.
         """
 
     @abc.abstractmethod
     def to_fields(self, config: Any) -> dict[str, Any]:
-        """Returns the fields of config.json for a model config, `model_type` first."""
+        """Returns the fields of config.json for a model config, `model_type` first.
+
+        Callers add the fields of the class, the labels and the dtype, and the fields in `special_ids`.
+
+        Args:
+          config: the model config.
+        """
 
     @abc.abstractmethod
     def read_params(
@@ -60,15 +73,15 @@ class HuggingFaceFormat(abc.ABC):
         """Converts tensors to params.
 
         Args:
-          tensors: pairs (name, tensor). Names may omit the prefix of the encoder, and may have the prefixes of
-            DataParallel or torch.compile.
+          tensors: pairs (name, tensor) of all tensors in the folder, of any dtype. Names may omit the prefix of the
+            encoder, and may have the prefixes `module.` of DataParallel or `_orig_mod.` of torch.compile.
           fields: the content of config.json.
           config: the model config.
           source: the folder, for messages.
 
         Returns:
-          The params; the names of the ignored tensors; and the reason why the masked-LM head in the folder is not read,
-          "" if the head is read or absent.
+          The params; the names of the ignored tensors; and the reason why the masked-LM head in the folder is not read.
+          The reason is "" if the head is read or absent.
 
         Raises:
           UserError: if a tensor is missing, has another shape, is quantized, or contradicts another tensor.
@@ -81,8 +94,8 @@ class HuggingFaceFormat(abc.ABC):
         Args:
           params: the params of a model.
           config: the model config.
-          saved_class: the class that the checkpoint names, of this family or of BERT. It is preferred among the classes
-            with the same head.
+          saved_class: the class that the checkpoint names, of this family or of BERT; "" if unknown. Among the
+            classes with the same head, the method prefers this class.
         """
 
     @abc.abstractmethod
@@ -92,10 +105,11 @@ class HuggingFaceFormat(abc.ABC):
         Args:
           params: the params of a model.
           config: the model config.
-          architecture: the class.
+          architecture: the class, a key of `architectures`.
 
         Returns:
-          {name: tensor}, and the names of the omitted parts, or of the omitted variables in Google's naming.
+          {name: float32 tensor}, with the names and shapes in PyTorch; and the names of the omitted parts, or of the
+          omitted variables in Google's naming.
 
         Raises:
           UserError: if the class has a part that the params lack.
@@ -117,10 +131,10 @@ class HuggingFaceFormat(abc.ABC):
 
         Args:
           params: the params of a model.
-          architecture: the class.
+          architecture: the class, a key of `architectures`.
 
         Raises:
-          UserError: if the class is for multiple choice, and the classifier has several outputs.
+          UserError: if the class is for multiple choice, and the classifier has more than one output.
         """
         if "classifier" not in self.architectures[architecture]:
             return 0

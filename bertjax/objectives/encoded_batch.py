@@ -36,5 +36,5 @@ class EncodedBatch(NamedTuple):
     joint_loss: tuple[jax.Array, dict[str, jax.Array]] | None = None
 
     def pooled(self) -> jax.Array:
-        """Returns the pooled output `[rows, hidden]`; `[rows, sequences, hidden]` of packed rows."""
+        """Returns the pooled output of each sequence: `[rows, hidden]`, or `[rows, sequences, hidden]` if packed."""
         return self.encoder.pool(self.hidden, self.batch["segments"], self.batch.get("first_tokens"))

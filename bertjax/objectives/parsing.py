@@ -88,6 +88,9 @@ def learn(config: ConfigDict, objective: str, **settings: Mapping[str, Any]) -> 
       config: the config to change.
       objective: the weighted sum, such as "50*replaced + generator".
       **settings: {objective: {setting: value}}, such as `generator=dict(width=1/3)`.
+
+    Raises:
+      UserError: if an objective in `settings` has no settings, or is not registered.
     """
     config.objective = objective
     for name, values in settings.items():

@@ -7,7 +7,7 @@ from bertjax.training.scores import Scores
 
 
 class Evaluator(abc.ABC):
-    """Evaluates a model on held-out data during training, after training, and in `bertjax evaluate`."""
+    """Evaluates a model on held-out data during training, and after the last step."""
 
     @abc.abstractmethod
     def run(self, params: dict, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores | None:
@@ -16,9 +16,16 @@ class Evaluator(abc.ABC):
         Args:
           params: params that `Loss.cast` has cast, gathered on the mesh of the run.
           step: the number of updates.
-          after_batch: a function to call after each batch, on all hosts. It raises an exception to stop the run.
+          after_batch: a function that the method must call after each batch, on all hosts. The function raises an
+            exception to stop the run. The method must not catch this exception.
+
+        Returns:
+          The scores, equal on all hosts. `Scores.score` ranks checkpoints, higher is better.
         """
 
     def files(self) -> dict[str, str]:
-        """Returns {file name: content} of the files of the last evaluation for the workdir, such as predictions."""
+        """Returns {file name: text} of the last evaluation, such as predictions; {} by default.
+
+        The training loop writes the files to the workdir after an evaluation that is the best of the run.
+        """
         return {}

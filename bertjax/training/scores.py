@@ -8,11 +8,13 @@ class Scores:
     """The results of an evaluation, stored beside its checkpoint.
 
     Args:
-      scores: values by metric name.
-      score: the value that ranks checkpoints, higher is better; None if they cannot be ranked.
-      measured_on: scores are comparable only if this is equal, such as the sequence length.
-      decided: values tuned by the evaluation that predict needs, such as the "no answer" threshold.
-      waited: how many evaluations in a row, up to this one, were not better than all before them; the loop counts them.
+      scores: {metric: value}; None for an undefined value.
+      score: the value that ranks checkpoints, higher is better; None if the checkpoint cannot be ranked.
+      measured_on: a description of the data, such as the number and the length of the sequences. Scores are comparable
+        only if their descriptions are equal.
+      decided: values that the evaluation has tuned and that `predict` needs, such as the "no answer" threshold.
+      waited: the number of evaluations in a row, including this evaluation, without a better score than before. The
+        training loop sets this field.
     """
 
     scores: dict[str, float | None]

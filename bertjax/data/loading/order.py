@@ -42,7 +42,12 @@ def count_groups(batch_size: int) -> int:
 
 
 class Order:
-    """The order of a set of records.
+    """The order of a set of records: assigns records to training steps. Steps are counted from 0.
+
+    - The records form one list. A lane is one of `lanes` contiguous ranges of the list, of equal size. In an epoch, a
+      lane reads the files of its range in random order.
+    - A window is a number of consecutive records of a lane, which are shuffled together.
+    - A group is a set of lanes. The records of a group fill the same rows of all batches.
 
     Attributes:
       lanes: the number of lanes.
@@ -65,11 +70,11 @@ class Order:
         """Creates the order.
 
         Args:
-          files: the records.
+          files: the records. A record contains one sequence.
           batch_size: the number of sequences in a step.
           seed: the seed of the order.
           row: the maximum sizes of a packed row.
-          sequences_before: the number of sequences that earlier stages have read.
+          sequences_before: the number of sequences that the earlier stages of the run have read.
           is_stream: whether rows continue the texts of the previous step (`data.stream`).
 
         Raises:
@@ -104,7 +109,12 @@ class Order:
         return range(group, self.lanes, self.groups)
 
     def groups_of(self, rows: np.ndarray, count: int) -> np.ndarray:
-        """Returns the groups of some rows of a batch with `count` rows, ascending."""
+        """Returns the groups that fill some rows of a batch, ascending.
+
+        Args:
+          rows: the indices of the rows in the batch.
+          count: the number of rows of the batch of all hosts.
+        """
         return np.unique(np.asarray(rows) * self.groups // count)
 
     def lane_range(self, lane: int) -> range:
@@ -112,7 +122,11 @@ class Order:
         return range(lane * self.files.total // self.lanes, (lane + 1) * self.files.total // self.lanes)
 
     def spans(self, lane: int, step: int) -> Iterator[Span]:
-        """Yields the spans of records of a lane in reading order, from the window of `step`; never ends."""
+        """Yields the records of a lane in reading order, from the start of the window of `step`. Never ends.
+
+        Yields:
+          The path of a file, the index of the first record in the file, and the number of records.
+        """
         for file, first, count in self._spans(lane, step // self.steps):
             yield self.files.paths[file], first, count
 
@@ -149,9 +163,13 @@ class Order:
         return packing.arrange(lengths, self.group_size, self.row, rng)
 
     def continues(self, rows: np.ndarray, step: int) -> np.ndarray:
-        """Returns whether rows of a stream continue the text of the previous step, `[rows]`.
+        """Returns whether rows of a stream continue the text of the previous step: booleans `[rows]`.
 
-        A row does not continue a text at the start of its range and in step 0.
+        A row does not continue a text in step 0, and at the start of the range of its lane.
+
+        Args:
+          rows: the indices of the rows in the batch, which are the numbers of their lanes.
+          step: the step.
         """
         sizes = np.array([len(self.lane_range(row)) for row in rows])
         return (step > 0) & ((self.sequences_before // self.lanes + step) % sizes > 0)
@@ -167,11 +185,11 @@ class Order:
         return np.concatenate(lengths)
 
     def rows(self, step: int, multiple: int) -> int:
-        """Returns the number of rows of the packed batches in the window of `step`.
+        """Returns the number of rows of the packed batches of all hosts in the window of `step`.
 
         Args:
           step: the step.
-          multiple: a divisor of the number of rows, such as the number of devices.
+          multiple: a divisor of the result, such as the number of devices.
         """
         rows_of_group = max(map(self._max_rows, {*range(FIRST_WINDOWS), step // self.steps}))
         return packing.round_up(rows_of_group * self.groups, math.lcm(self.groups, multiple))
@@ -181,7 +199,7 @@ class Order:
         return max(self.arrangement(group, window).row_count for group in range(self.groups))
 
     def sequences_of(self, groups: np.ndarray) -> np.ndarray:
-        """Returns the indices in a padded batch of the sequences of some groups, `[groups * group_size]`."""
+        """Returns the indices of the sequences of some groups in a padded batch, `[groups * group_size]`."""
         return (groups[:, None] * self.group_size + np.arange(self.group_size)).ravel()
 
     def packed(self, groups: np.ndarray, step: int, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -116,12 +116,13 @@ def train_batches(
       order: the order of the records.
       spec: the arrays of a batch.
       max_predictions_per_seq: the maximum number of predictions in a record.
-      start: the first step.
-      rows: number of rows of a batch -> the indices of the rows that this host reads.
+      start: the first step, counted from 0.
+      rows: number of rows of a batch -> the indices of the rows that this host reads, ascending.
       transforms: the transforms of the objectives.
 
     Yields:
-      The arrays of `spec`. The weight of a row is 0 if its record cannot be read.
+      {name: NumPy array `[rows, ...]`} with the arrays of `spec` and the rows of this host. `sequence_weights` of a row
+      is 0 if its record cannot be read. The iterator never ends.
 
     Raises:
       UserError: if a record cannot be read and `data.on_corrupt` is stop.

@@ -10,23 +10,41 @@ from bertjax.data.batch import Batch, BatchSpec
 
 
 class BatchTransform(abc.ABC):
-    """Adds arrays to a batch, or changes `input_ids`.
+    """Adds arrays to a batch, or changes `input_ids`. A transform runs on the host, with NumPy arrays.
 
-    A row of the result depends only on the same row of the batch and of the random numbers. Rows of the batch are
-    padded, not packed.
+    A row of the result must depend only on the same row of the batch and of the random numbers: the batch of a step
+    must be the same for any number of hosts. Rows are padded and not packed; packing runs after the transforms. All
+    transforms of a batch read the original batch, and not the results of other transforms.
     """
 
     @abc.abstractmethod
     def __call__(self, batch: Batch, draws: Batch) -> Batch:
-        """Returns the arrays that the transform adds or changes, `[rows, ...]`.
+        """Returns the arrays that the transform adds or changes.
 
         Args:
-          batch: the arrays of the records, see `bertjax.data.batch.RECORD_ARRAYS`.
-          draws: the random numbers `[rows, ...]` of these rows, from `draw`.
+          batch: the arrays of the records, which the method must not change: `input_ids`, `segments` and `token_types`,
+            int32 `[rows, length]`; `pair_labels`, int32 `[rows]`; and `sequence_weights`, float32 `[rows]`. `segments`
+            is 1 for a token and 0 for padding, which is at the end of a row.
+          draws: the random numbers of these rows: {name: `[rows, ...]`} from `draw`.
+
+        Returns:
+          {name: array `[rows, ...]`} with the axes and dtypes of `Objective.batch_spec`, and perhaps `input_ids`.
         """
 
     def draw(self, rng: np.random.Generator, rows: int, length: int) -> Batch:
-        """Returns random numbers `[rows, ...]` for rows of `length` tokens. The default returns no random numbers."""
+        """Returns the random numbers that `__call__` needs; none by default.
+
+        The random numbers of a row are drawn again each time the row is read. They are a function of the seed and of
+        the index of the row in the order of training.
+
+        Args:
+          rng: the generator. The method must draw all random numbers from it.
+          rows: the number of rows, which can be more than the rows of a batch.
+          length: the length of a row in tokens, with padding.
+
+        Returns:
+          {name: array `[rows, ...]`}.
+        """
         del rng, rows, length
         return {}
 

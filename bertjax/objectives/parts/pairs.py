@@ -47,7 +47,7 @@ class PairObjective(Objective):
     """Classifies pairs of segments into the two classes of `pair_labels`.
 
     Attributes:
-      pairs: the value of `data.next_sentence` that the objective needs.
+      pairs: the value of `data.next_sentence` that the objective needs, such as "order".
     """
 
     pairs: ClassVar[str]

@@ -100,7 +100,7 @@ class WordObjective(Objective):
 
     Attributes:
       lm_type: the type of language model that the encoder must be, see `models.family.ModelFamily.lm_type`.
-      fills_masks: whether the trained model can predict a [MASK].
+      fills_masks: whether the trained model can predict a [MASK] in a text, so that `eval.fill_masks` can be set.
       continues: whether the objective supports `data.stream`, with rows that continue in the next step.
       required_values: {field of the config: the only supported value}.
     """
@@ -113,10 +113,21 @@ class WordObjective(Objective):
 
     @abc.abstractmethod
     def predictions_per_sequence(self, config: "ConfigDict", stage: Stage) -> int:
-        """Returns the maximum number of predicted tokens of a sequence."""
+        """Returns the maximum number of predicted tokens of a sequence, the size of the axis of predictions.
+
+        Args:
+          config: the whole config, with the values of the stage.
+          stage: the stage. `stage.max_predictions_per_seq` is the limit of the config.
+        """
 
     def predictions_per_row(self, config: "ConfigDict", stage: Stage, sequences: int) -> int:
-        """Returns the maximum number of predicted tokens of a packed row with at most `sequences` sequences."""
+        """Returns the maximum number of predicted tokens of a packed row.
+
+        Args:
+          config: the whole config, with the values of the stage.
+          stage: the stage.
+          sequences: the maximum number of sequences in the row.
+        """
         return sequences * self.predictions_per_sequence(config, stage)
 
     def batch_spec(self, config: "ConfigDict", stage: Stage) -> BatchSpec:

@@ -31,19 +31,20 @@ class TrainingRun:
       workdir: the folder of the run.
       mesh: the devices.
       task: the task that is trained.
-      state: the state after the last update. The next step donates its arrays: copy arrays that a hook keeps.
+      state: the state after the last update: params, optimizer state, and step. The next step reuses the memory of its
+        arrays: copy arrays that a hook keeps.
       start_step: the step from which this process resumed or branched off; 0 in a new run.
       is_first_host: whether this host writes the files of the run.
-      program: the compiled functions.
+      program: the compiled functions, such as the training step.
       schedule: (number of earlier updates) -> learning rate.
       checkpoints: the checkpoints of the run.
-      clocks: measures the wall time of the parts of this process.
+      clocks: the wall time of this process, in seconds, by parts such as steps and evaluation.
       hooks: the hooks of the run, in the order of their calls.
       scores: the scores of the last evaluation; None before the first evaluation.
       step: the number of the current or last step, counted from 1; `start_step` before the first step.
-      step_config: the config of this step. Stages of pre-training change it.
+      step_config: the config of this step: `config` with the values of the stage of pre-training.
       is_stopping: whether a signal stops the run after this step.
-      should_stop: () -> whether a signal has stopped the run. All hosts must call it the same number of times.
+      should_stop: () -> whether a signal stops the run. All hosts must call the function the same number of times.
     """
 
     config: "ConfigDict"
@@ -103,17 +104,20 @@ class TrainingRun:
             print_line(text)
 
     def save(self) -> None:
-        """Requests a checkpoint at the end of this step. All hosts must call it at the same step."""
+        """Requests a checkpoint at the end of this step. All hosts must call this method at the same step."""
         self._save_requested = True
 
     def evaluate(self) -> None:
-        """Requests a checkpoint and an evaluation at the end of this step. All hosts must call it at the same step."""
+        """Requests a checkpoint and an evaluation at the end of this step.
+
+        All hosts must call this method at the same step.
+        """
         self._evaluation_requested = True
 
     def end(self) -> None:
         """Ends training after this step, with a checkpoint and an evaluation.
 
-        All hosts must call it at the same step. The same command resumes the run.
+        All hosts must call this method at the same step. The same command resumes the run.
         """
         self._end_requested = True
 
@@ -125,13 +129,17 @@ class TrainingRun:
 class Hook:
     """The base class of callbacks of the training loop. A subclass overrides the methods that it needs.
 
-    All hosts call the hooks of a run, in the same order: first the hooks of a user, then the built-in hooks. A method
-    that all hosts must call together, such as `run.save`, must not depend on `run.is_first_host`.
+    Pass instances to `bertjax.train`, or register the class with `bertjax.training.hooks.register`: a run creates an
+    instance, without arguments, of each class that `config.hooks` names.
+
+    The methods are called on all hosts, and in the same order: first on the hooks of a user, then on the built-in
+    hooks. A call that all hosts must make together, such as `run.save()`, must not depend on `run.is_first_host`.
 
     An exception in a hook stops the run. No further checkpoint is saved, all hooks receive the exception in `on_end`,
     and the same command resumes from the last checkpoint.
 
-    In the report of the wall time, `on_evaluation` counts as evaluation, and all other methods count as steps.
+    In the report of the wall time, the time of `on_evaluation` counts as evaluation, and the time of all other methods
+    counts as steps.
     """
 
     def on_start(self, run: TrainingRun) -> None:
@@ -144,37 +152,50 @@ class Hook:
         """Is called before the batch of step `run.step` is read."""
 
     def on_batch(self, run: TrainingRun, batch: Mapping[str, "jax.Array"]) -> None:
-        """Is called before step `run.step`, with the batch: global arrays `[rows, ...]` on the devices."""
+        """Is called before step `run.step`, after its batch is copied to the devices.
+
+        Args:
+          run: the run.
+          batch: {name: array `[rows, ...]`}, with the rows of all hosts and microbatches.
+        """
 
     def on_step(self, run: TrainingRun, metrics: Mapping[str, "jax.Array"]) -> None:
         """Is called after step `run.step`, before the step is reported, saved or evaluated.
 
         Args:
           run: the run. `run.state` is the new state.
-          metrics: the metrics of this step by name, as scalars on the devices. Reading a value waits until the
-            devices have finished the step, so that they are idle until the next step. `on_metrics` receives the same
-            values later, without this wait.
+          metrics: {name: scalar on the devices}, such as "loss" and "grad_norm". Reading a value waits until the
+            devices have finished the step, and the devices are then idle until the next step. `on_metrics` receives
+            the same values later, without this wait.
         """
 
     def on_metrics(self, run: TrainingRun, metrics: Mapping[int, Mapping[str, "np.float32"]]) -> None:
-        """Receives {step: {name: value}} of all steps since the last call, as scalars on the host.
+        """Is called every `config.log_every_steps` steps, and before each checkpoint.
 
-        It is called every `config.log_every_steps` steps, and before each checkpoint.
+        Args:
+          run: the run.
+          metrics: {step: {name: value}} of all steps since the last call, as scalars on the host.
         """
 
     def on_save(self, run: TrainingRun) -> None:
-        """Is called after the state is copied for a checkpoint of `run.step`, which is written in the background.
+        """Is called when a checkpoint of `run.step` is saved, after the state is copied to the host.
 
-        The checkpoint does not contain a request of this method, such as `run.evaluate()`.
+        The checkpoint is written in the background, and may be unfinished. It does not contain requests that this
+        method makes, such as `run.evaluate()`.
         """
 
     def on_evaluation(self, run: TrainingRun, scores: "Scores") -> None:
-        """Receives the scores of step `run.step`, before they are printed and stored."""
+        """Is called after the evaluation of step `run.step`, before the scores are printed and stored.
+
+        Args:
+          run: the run. `run.scores` are the scores of the evaluation before.
+          scores: the scores; `scores.scores` is {metric: value}.
+        """
 
     def on_end(self, run: TrainingRun, error: BaseException | None) -> None:
-        """Is called once at the end, even after an error, if `on_start` of this hook has returned.
+        """Is called once at the end, also after an error, if `on_start` of this hook has returned.
 
-        Hooks end in the reverse order of their calls.
+        The hooks are called in the reverse order.
 
         Args:
           run: the run, with its last state and scores.

@@ -35,13 +35,20 @@ register = OPTIMIZERS.register
 def make_optimizer(
     config: ConfigDict, axes: dict, layer_factors: dict | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes the optimizer of `config.optimizer`. Its `update` takes the step's `learning_rate` as a keyword.
+    """Makes the optimizer of `config.optimizer`. Its `update` takes the `learning_rate` of the step as a keyword.
+
+    Register a factory to add an optimizer: (config.optimizer, axes) -> a list of optax transformations. Gradients are
+    clipped before the first transformation. Each `update` receives the keyword `learning_rate`, a float32 scalar. The
+    output of the last transformation is added to the params.
 
     Args:
       config: `config.optimizer`.
       axes: a tree of `PartitionSpec`s, one for each param, as `nn.get_partition_spec` returns it.
-      layer_factors: the result of `frozen.layer_factors`, which multiplies the final updates, including the weight
-        decay; None for factors of 1.
+      layer_factors: a tree of one factor per param, the result of `frozen.layer_factors`. The factors multiply the
+        final updates, including the weight decay; None for factors of 1.
+
+    Raises:
+      UserError: if `config.name` is not the name of an optimizer.
     """
     optimizer = optax.chain(clip_by_global_norm(config.max_grad_norm), *_find(config.name)(config, axes))
     if layer_factors is None:

@@ -25,11 +25,17 @@ Step = int | jax.Array  # the number of earlier updates, 0 in the first step
 class Schedule(Protocol):
     """A `NamedTuple` of numbers that maps a step to a learning rate.
 
-    The compiled step receives integers as int32 and other numbers as float32.
+    Register a factory: (config.optimizer, warmup_steps, total_steps) -> schedule. If the schedule counts tokens
+    (`optimizer.warmup_tokens`), the step and both numbers of steps can be fractions: their unit is the tokens per step
+    of the first stage. The compiled training step receives integers as int32 and other numbers as float32.
     """
 
     def __call__(self, step: Step) -> jax.Array:
-        """Returns the learning rate of a step; the first step is 0."""
+        """Returns the learning rate of a step, a float32 scalar. `jax.jit` traces the method.
+
+        Args:
+          step: the number of earlier updates, an int or a scalar array; 0 for the first step.
+        """
 
 
 class Linear(NamedTuple):

@@ -17,19 +17,42 @@ from bertjax.config.lists import split_at_commas
 
 
 class Tracker(Protocol):
-    """Receives the metrics of a run, on the first host only. A tracker receives each metric of each step once.
+    """Receives the metrics of a run, on the first host only. A process passes each metric of each step once.
 
-    A factory makes a tracker: (workdir, start_step, config) -> tracker. The run resumes from the checkpoint of
-    `start_step`, which is 0 for a new run. The tracker must discard metrics of later steps that an earlier process
-    wrote, because the run repeats these steps. If the tracker needs an optional package, the attribute `package` of the
-    factory is the name of this package.
+    Register a factory, such as the class of the tracker: (workdir, start_step, config) -> tracker. `workdir` is the
+    folder of the run, an `epath.Path`, and `config` the config of the run. The run resumes from the checkpoint of
+    `start_step`, which is 0 for a new run. The run repeats later steps of an earlier process: the tracker must discard
+    the metrics of these steps, or must not record them a second time. If the tracker needs an optional package, the
+    attribute `package` of the factory is the name of this package.
+
+    Examples:
+      >>> class Printer:
+      ...     def __init__(self, workdir, start_step, config):
+      ...         self.name = workdir.name
+      ...
+      ...     def write(self, step, metrics):
+      ...         print(self.name, step, metrics.get("train/loss"))
+      ...
+      ...     def flush(self):
+      ...         pass
+      ...
+      ...     close = flush
+      >>> bertjax.training.trackers.register("printer", Printer)
     """
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Receives metrics of a step by name, such as "train/loss". Values may be NaN."""
+        """Records metrics of a step. Several calls can have the same step, with different metrics.
+
+        Args:
+          step: the number of updates, 1 after the first step.
+          metrics: {name: value}, such as "train/loss" and "eval/accuracy". A value can be NaN or infinite.
+        """
 
     def flush(self) -> None:
-        """Writes all buffered metrics. The training loop calls this method when it saves a checkpoint."""
+        """Writes all buffered metrics. The training loop calls this method when it saves a checkpoint.
+
+        A run that resumes from the checkpoint does not write these metrics again.
+        """
 
     def close(self) -> None:
         """Writes all buffered metrics and closes the tracker. The training loop calls this method at the end."""
