@@ -9,10 +9,12 @@ class Scores:
 
     Args:
       scores: values by metric name.
-      score: the value that ranks checkpoints, higher is better; None if they cannot be ranked.
-      measured_on: scores are comparable only if this is equal, such as the sequence length.
-      decided: values tuned by the evaluation that predict needs, such as the "no answer" threshold.
-      waited: how many evaluations in a row, up to this one, were not better than all before them; the loop counts them.
+      score: the value that ranks checkpoints; higher is better. None if the checkpoint cannot be ranked.
+      measured_on: a description of the evaluation data, such as the sequence length. Scores are comparable only if
+        their descriptions are equal.
+      decided: values that the evaluation tunes and that prediction needs, such as the "no answer" threshold.
+      waited: the number of evaluations in a row, up to this one, that did not improve the best score. The training loop
+        sets this number.
     """
 
     scores: dict[str, float | None]

@@ -30,7 +30,7 @@ class Loss(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, params: dict, batch: dict, dropout_keys: jax.Array | None = None) -> tuple[jax.Array, dict]:
-        """Returns the loss, a scalar, and {metric: scalar}. All are sums over the rows.
+        """Returns the loss, a scalar, and {metric: scalar}. The loss and the metrics are sums over the rows.
 
         The metrics include `tokens` and `padding`, the numbers of tokens and of padding tokens. With a carry,
         `batch["carry"]` is the carry of the rows, and `metrics["carry"]` the carry for the next step.
@@ -57,7 +57,7 @@ class CoupledLoss(Loss):
     rows of other groups of devices.
 
     Attributes:
-      couples_rows: whether the loss depends on several rows at once. False: microbatches are independent.
+      couples_rows: whether the loss depends on several rows at once. If not, microbatches are independent.
     """
 
     couples_rows: bool
@@ -101,10 +101,10 @@ class Task(Protocol):
         """Yields this host's rows of the batches of steps `start_step`, `start_step + 1`, ..."""
 
     def loss_and_config(self, step: int) -> "tuple[Loss, ConfigDict]":
-        """Returns the loss and the config of the update after `step` updates, which depend on the stage."""
+        """Returns the loss and the config of the update that follows `step` updates. Both depend on the stage."""
 
     def mask_updates(self, updates: dict, step: jax.Array) -> dict:
-        """Zeroes the optimizer's updates of the params that are not trained at `step`, such as params of old tokens."""
+        """Zeroes the optimizer's updates of the params that are not trained at `step`, such as old token embeddings."""
 
     def flops(self, start: int, stop: int) -> int:
         """Returns the model FLOPs of steps `start` to `stop - 1`."""

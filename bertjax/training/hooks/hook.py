@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(eq=False)
 class TrainingRun:
-    """A run during training. The loop updates it, and hooks read it.
+    """A run during training. The loop updates this object, and hooks read it.
 
     Attributes:
       config: the config of the run.
       workdir: the folder of the run.
       mesh: the devices.
       task: the task that is trained.
-      state: the state after the last update. The next step donates its arrays: copy arrays that a hook keeps.
+      state: the state after the last update. The next step reuses the memory of the arrays, so that a hook must copy
+        the arrays that it keeps.
       start_step: the step from which this process resumed or branched off; 0 in a new run.
       is_first_host: whether this host writes the files of the run.
       program: the compiled functions.
@@ -41,9 +42,9 @@ class TrainingRun:
       hooks: the hooks of the run, in the order of their calls.
       scores: the scores of the last evaluation; None before the first evaluation.
       step: the number of the current or last step, counted from 1; `start_step` before the first step.
-      step_config: the config of this step. Stages of pre-training change it.
+      step_config: the config of this step, which depends on the stage of pre-training.
       is_stopping: whether a signal stops the run after this step.
-      should_stop: () -> whether a signal has stopped the run. All hosts must call it the same number of times.
+      should_stop: () -> whether the run must stop because of a signal. All hosts must call this function equally often.
     """
 
     config: "ConfigDict"
@@ -103,17 +104,20 @@ class TrainingRun:
             print_line(text)
 
     def save(self) -> None:
-        """Requests a checkpoint at the end of this step. All hosts must call it at the same step."""
+        """Requests a checkpoint at the end of this step. All hosts must call this method at the same step."""
         self._save_requested = True
 
     def evaluate(self) -> None:
-        """Requests a checkpoint and an evaluation at the end of this step. All hosts must call it at the same step."""
+        """Requests a checkpoint and an evaluation at the end of this step.
+
+        All hosts must call this method at the same step.
+        """
         self._evaluation_requested = True
 
     def end(self) -> None:
         """Ends training after this step, with a checkpoint and an evaluation.
 
-        All hosts must call it at the same step. The same command resumes the run.
+        All hosts must call this method at the same step. The same command resumes the run.
         """
         self._end_requested = True
 
@@ -131,7 +135,8 @@ class Hook:
     An exception in a hook stops the run. No further checkpoint is saved, all hooks receive the exception in `on_end`,
     and the same command resumes from the last checkpoint.
 
-    In the report of the wall time, `on_evaluation` counts as evaluation, and all other methods count as steps.
+    In the report of the wall time, `on_start` counts as start-up, `on_evaluation` counts as evaluation, and the methods
+    that are called between them count as steps.
     """
 
     def on_start(self, run: TrainingRun) -> None:
@@ -159,13 +164,13 @@ class Hook:
     def on_metrics(self, run: TrainingRun, metrics: Mapping[int, Mapping[str, "np.float32"]]) -> None:
         """Receives {step: {name: value}} of all steps since the last call, as scalars on the host.
 
-        It is called every `config.log_every_steps` steps, and before each checkpoint.
+        This method is called every `config.log_every_steps` steps, and before each checkpoint.
         """
 
     def on_save(self, run: TrainingRun) -> None:
         """Is called after the state is copied for a checkpoint of `run.step`, which is written in the background.
 
-        The checkpoint does not contain a request of this method, such as `run.evaluate()`.
+        If this method requests an evaluation (`run.evaluate()`), the checkpoint does not contain the request.
         """
 
     def on_evaluation(self, run: TrainingRun, scores: "Scores") -> None:
@@ -174,7 +179,7 @@ class Hook:
     def on_end(self, run: TrainingRun, error: BaseException | None) -> None:
         """Is called once at the end, even after an error, if `on_start` of this hook has returned.
 
-        Hooks end in the reverse order of their calls.
+        `on_end` is called in reverse order: the first hook of the run ends last.
 
         Args:
           run: the run, with its last state and scores.

@@ -20,7 +20,7 @@ from bertjax.training.trackers.trackers import TRACKERS, tracker_names
 
 MEASURED_SECONDS = 10.0  # seconds of training after which `Progress` estimates the time of the whole run
 DAY = 86_400.0  # in seconds
-UNREPORTED = "unreported_metrics_{}.json"  # file in the workdir; {} is the last step
+UNREPORTED = "unreported_metrics_{}.json"  # file in the workdir; {} is the last step of the process
 
 
 class _Unreported(TypedDict):

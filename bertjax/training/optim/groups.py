@@ -62,7 +62,9 @@ def add_weight_decay(config: ConfigDict, scale: float = 1.0) -> optax.GradientTr
 
 
 def scale_by_learning_rate(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
-    """Multiplies each update by the negative learning rate and the factor of its group. Must be the last of a chain.
+    """Multiplies each update by the negative learning rate and the factor of the param's group.
+
+    Must be the last transformation of a chain.
 
     Args:
       config: `config.optimizer`.
