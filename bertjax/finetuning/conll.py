@@ -124,7 +124,7 @@ def check_words(sentences: Sequence[Sentence], column: str, may_be_one: bool = T
 
 
 def _is_count(word: str) -> bool:
-    return re.fullmatch(r"\d+([-.]\d+)?", word) is not None  # CoNLL-U also has 1-2 and 8.1.
+    return re.fullmatch(r"\d+([-.]\d+)?", word) is not None  # CoNLL-U also numbers words as 1-2 and 8.1.
 
 
 def read_tfds_conll(path: str, split: str) -> list[Sentence]:

@@ -118,7 +118,7 @@ class FineTuning:
     def flops(self, start: int, stop: int) -> int:
         """Returns the model FLOPs of steps `start` to `stop - 1`.
 
-        The function assumes that all epochs after the first have the batch shapes of the second.
+        The function assumes that all epochs after the epoch of `start` have the batch shapes of the next epoch.
         """
         if start >= stop:
             return 0

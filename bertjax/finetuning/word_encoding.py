@@ -88,7 +88,7 @@ def is_whole(tokenizer: Tokenizer, join: str) -> bool:
 def _groups(text: str, places: Sequence[tuple[int, int]], tokenizer: Tokenizer) -> list[_Group]:
     """Returns the tokens of a text, grouped by word. A word that the tokenizer drops becomes [UNK]."""
     ids, owners, is_covered = _owners(text, places, tokenizer)
-    groups, last, word = [], _Group([], 0), -1  # the last group with words; its last word
+    groups, last, word = [], _Group([], 0), -1  # `last` is the last group with words, and `word` the last word in it
 
     def pass_to(following: int) -> None:
         """Assigns the words between `word` and the next word in which a token begins."""

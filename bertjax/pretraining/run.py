@@ -106,7 +106,7 @@ class PretrainingRun(Run):
       workdir: the folder of the run.
       records: the folder of the records.
       previous: the info of the run that is resumed; None for a new run.
-      heldout_text: the text for bits per byte; None without it.
+      heldout_text: the text for bits per byte; None if bits per byte are not measured.
     """
 
     task: Pretraining

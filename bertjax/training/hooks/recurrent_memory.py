@@ -16,7 +16,7 @@ from bertjax.training.task import Loss, Task
 
 
 class FillRecurrentMemory(Hook):
-    """Sets `state.carry`, the recurrent memory, before the first step, if the task needs a carry that the state lacks."""
+    """Sets the recurrent memory `state.carry` before the first step, if the task has a carry and the state has none."""
 
     def on_start(self, run: TrainingRun) -> None:
         """Computes the carry and adds it to the state."""
