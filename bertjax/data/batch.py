@@ -52,8 +52,8 @@ class ArraySpec:
       padding: the value of entries without a token, sequence or prediction.
       feature: the name of the array's feature in a record, as in Google's create_pretraining_data.py; empty if records
         do not contain the array.
-      is_position: whether the values are positions of tokens, per prediction. Packing then adds the start of the
-        sequence in the row.
+      is_position: whether the values are positions of tokens in a sequence. Packing then adds the start of the sequence
+        in the row.
     """
 
     axis: Axis
@@ -218,8 +218,8 @@ PACKING_ARRAYS = BatchSpec(
 STREAM_ARRAYS = BatchSpec(continues=per_sequence())
 # The fraction of training steps that are completed, for auxiliary objectives.
 PROGRESS_ARRAYS = BatchSpec(progress=per_row(np.float32))
-# The array `[rows]` of the first token of a row in the next step of a stream; -1 if the text does not continue.
-# Transforms read this array. It is removed before the batch is moved to devices.
+# The name of the array `[rows]` with the first token of each row in the next step of a stream; -1 if the text does not
+# continue. Transforms read this array. It is removed before the batch is moved to devices.
 FOLLOWING = "following"
 # Names of arrays that the train step or a stream adds to a batch: the weights of objectives, the token ids before the
 # generator replaced tokens, the carry of the rows, and `FOLLOWING`.

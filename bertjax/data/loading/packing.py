@@ -89,7 +89,8 @@ def best_fit(lengths: np.ndarray, row: RowSize, rng: np.random.Generator) -> np.
     """Packs sequences into bins by best-fit decreasing.
 
     The longest sequences come first. A sequence goes to the bin with the least room that suffices. Sequences of the
-    same length are interchangeable, and so are bins with the same room. Therefore an iteration places many sequences.
+    same length are interchangeable, and bins with the same room are interchangeable. Therefore one iteration can place
+    many sequences.
 
     Args:
       lengths: `[sequences]`, the tokens of each sequence.
@@ -175,9 +176,10 @@ def _even_out(step: np.ndarray, counts: np.ndarray, missing: np.ndarray) -> None
     """Exchanges bins between steps with too many sequences and steps with too few.
 
     Args:
-      step: `[bins]`, the step of each bin. The function changes it.
+      step: `[bins]`, the step of each bin. The function changes this array.
       counts: `[bins]`, the number of sequences of each bin.
-      missing: `[steps]`, the number of sequences that each step misses. The function changes it.
+      missing: `[steps]`, the number of sequences that each step lacks; negative for too many sequences. The function
+        changes this array.
     """
     bins: Bins = {int(number): collections.defaultdict(list) for number in np.flatnonzero(missing)}
     for number in np.flatnonzero(np.isin(step, list(bins))).tolist():
