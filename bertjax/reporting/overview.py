@@ -121,7 +121,7 @@ def _total_steps(info: RunInfo) -> int | None:
 
 
 def _last(lines: list[dict[str, Any]], pattern: str) -> str:
-    """Returns the first metric of the last line with a matching name, as "NAME VALUE"; "" if no name matches."""
+    """Returns a metric whose name matches, as "NAME VALUE": the first in the last such line; "" if no name matches."""
     metrics = ((name, value) for line in reversed(lines) for name, value in line.items() if value is not None)
     return next((f"{name} {value:.3f}" for name, value in metrics if re.fullmatch(pattern, name)), "")
 

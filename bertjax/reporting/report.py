@@ -1,4 +1,4 @@
-"""The report about runs or a checkpoint: the choice of its parts, and repeated drawing while runs go on."""
+"""The report about runs or a checkpoint: chooses the parts of the page, and redraws the page while runs continue."""
 
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -26,7 +26,7 @@ def write_report(
       output: the folder to write to; "" for the workdir.
       text: the text whose attention is shown.
       words: the words whose nearest embeddings are listed; by default the words of the text.
-      required: "text" and "words", if the user has set them, and a page without them is an error.
+      required: those of "text" and "words" that the user has set. A page that lacks a required part is an error.
 
     Returns:
       The path of the page, and whether the page shows a checkpoint.
