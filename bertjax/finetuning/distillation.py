@@ -68,8 +68,8 @@ def _key(config: ConfigDict, data: TaskData, tokenizer: Tokenizer) -> str:
 def _read(path: epath.Path, key: str, forms: tuple[str, ...]) -> list[np.ndarray] | None:
     """Returns the targets of each example in a file if the file has this key and these forms.
 
-    The forms (`TaskData.forms`) are not part of the key, because a file of an older version has no forms. Its targets
-    must stay valid: the teacher may have been deleted.
+    The forms (`TaskData.forms`) are not part of the key, because a file of an older version has no forms. The targets
+    in such a file must stay valid, because the teacher may have been deleted.
     """
     if not path.exists():
         return None

@@ -89,7 +89,7 @@ def write_predictions(
             if path.suffix != ".jsonl":  # All rows need the same columns, so that `cut` is left out.
                 values = dict(_flat(PREDICTED, {name: value for name, value in result.items() if name != "cut"}))
             writer.write(_joined(columns, values, where), where)
-    note = f", {cut} of them of texts truncated to {source.max_seq_length} tokens" if cut else ""
+    note = f", {cut} of them for texts truncated to {source.max_seq_length} tokens" if cut else ""
     return f"{count} predictions in {path}{note}"
 
 

@@ -64,7 +64,7 @@ class _File(TypedDict):
 
 
 def read_squad(path: epath.PathLike, with_answers: bool = True) -> list[Question]:
-    """Reads a SQuAD file. Raises `UserError` if its format is invalid."""
+    """Reads a SQuAD file. Raises `UserError` if the format of the file is invalid."""
     questions = []
     try:
         content = parse_texts(read_text(path), _File)

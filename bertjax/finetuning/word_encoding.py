@@ -61,7 +61,7 @@ def encode_word_sequences(
       labels: the tags, by index of the label.
       tokenizer: the tokenizer.
       max_seq_length: the maximum number of tokens of a sequence.
-      with_context: whether consecutive sentences of a document share a sequence while they fit.
+      with_context: whether consecutive sentences of a document share a sequence, as long as the sentences fit.
       join: `config.data.join`.
 
     Raises:

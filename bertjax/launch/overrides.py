@@ -16,7 +16,7 @@ from bertjax.pretraining.stage_fields import changeable_fields
 
 
 def find_field(config: ConfigDict, path: str) -> fields.Field:
-    """Finds the field at `path`, such as "stages.long.data.masked_lm_prob", and adds it if the config may have it.
+    """Finds the field at `path`, such as "stages.long.data.masked_lm_prob". Adds the field if the config may have it.
 
     Raises:
       UserError: the config has no such field. The message lists the existing fields.

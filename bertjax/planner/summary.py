@@ -12,8 +12,8 @@ from bertjax.training.monitoring.memory import as_flags
 
 LEFT_OUT = {
     "tpu": """\
-estimated step: the compiler's cycle estimate for computation, divided by the chip's clock. It excludes network
-time (see the collectives), copies between memories and waiting for data: a real step takes longer.""",
+estimated step: the compiler's cycle estimate for computation, divided by the chip's clock. The estimate excludes
+network time (see the collectives), copies between memories and waiting for data: a real step takes longer.""",
     "gpu": """\
 least step: a lower bound, not an estimate. A kernel takes at least the longest of three times: of its matrix products,
 of its other operations and of its memory traffic, at the rates of the data sheet. Collectives may run beside kernels,

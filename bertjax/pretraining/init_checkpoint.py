@@ -138,7 +138,7 @@ def _check_stages(config: ConfigDict) -> None:
 
 
 def _tokenizer_to_extend(config: ConfigDict) -> Tokenizer:
-    """Returns the tokenizer to which `tokenizer.extend` adds tokens. Raises `UserError` if it cannot be extended."""
+    """Returns the tokenizer to which `tokenizer.extend` adds tokens. Raises `UserError` for a fixed vocabulary."""
     kind, path, lowercase = (config.tokenizer[name] for name in ("kind", "path", "lowercase"))
     loaded = (
         tokenizer.load_tokenizer(kind, path, lowercase) if path else pretrained.read_tokenizer(config.init_checkpoint)

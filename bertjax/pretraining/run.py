@@ -225,7 +225,7 @@ def _notes(config: ConfigDict, task: Pretraining) -> list[str]:
     if steps >= task.total_steps:
         field = "warmup_tokens" if tokens else "warmup_steps"
         notes.append(
-            f"config.optimizer.{field} = {tokens or steps}: the run has {task.total_steps} steps and ends before the "
+            f"config.optimizer.{field} = {tokens or steps}: the run has {task.total_steps} steps and ends during the "
             "warm-up"
         )
     return notes

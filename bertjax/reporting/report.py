@@ -26,7 +26,8 @@ def write_report(
       output: the folder to write to; "" for the workdir.
       text: the text whose attention is shown.
       words: the words whose nearest embeddings are listed; by default the words of the text.
-      required: those of "text" and "words" that the user has set. A page that lacks a required part is an error.
+      required: the flags "text" and "words", if the user has set them. A page without the part of such a flag is an
+        error.
 
     Returns:
       The path of the page, and whether the page shows a checkpoint.

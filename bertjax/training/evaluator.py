@@ -16,7 +16,8 @@ class Evaluator(abc.ABC):
         Args:
           params: params that `Loss.cast` has cast, gathered on the mesh of the run.
           step: the number of updates.
-          after_batch: a function to call after each batch, on all hosts. It raises an exception to stop the run.
+          after_batch: a function to call after each batch, on all hosts. The function raises an exception to stop the
+            run.
         """
 
     def files(self) -> dict[str, str]:

@@ -305,7 +305,7 @@ class _WriteRunInfo(Hook):
 
 
 def _report(opened: Run, workdir: epath.Path, trained: TrainingResult) -> None:
-    """Prints the report and writes it to the workdir. All hosts call it."""
+    """Prints the report and writes the report to the workdir. All hosts call this function."""
     text, step, total = opened.report(trained), int(trained.state.step), opened.task.total_steps
     if step < total:
         text += f"\nstopped early, at step {step} of {total}"

@@ -189,7 +189,7 @@ def _make_train_step(
     mesh: Mesh,
     config: ConfigDict,
 ) -> jax.stages.Wrapped:
-    """Returns the jitted training step of a loss, which its first call compiles.
+    """Returns the jitted training step of a loss. The first call compiles the step.
 
     The random key of a row is a function of (seed, step, index of the row in the batch). A packed batch has
     `dropout_rows`, the indices of the rows in the unpacked batch, so that dropout does not depend on packing.

@@ -1,7 +1,7 @@
 """Holds out a tenth of the examples of one file as the dev set, for data without a dev file.
 
-The split is a function of the file and of `config.data.heldout_seed`: it is the same on all hosts, in a resumed run and
-in `evaluate`.
+The split is a function of the file and of `config.data.heldout_seed`. The split is therefore the same on all hosts, in
+a resumed run and in `evaluate`.
 """
 
 import hashlib

@@ -483,8 +483,8 @@ def _read_txt(path: str, options: ReadOptions) -> Iterator[Document]:
             characters += len(text)
             if characters > MAX_DOCUMENT_CHARACTERS:
                 options.on_bad(
-                    f"{path}:{start}: a document of more than {MAX_DOCUMENT_CHARACTERS:,} characters, which ends with "
-                    f"a {options.document.replace('_', ' ')} (config.data.document)"
+                    f"{path}:{start}: a document of more than {MAX_DOCUMENT_CHARACTERS:,} characters, with "
+                    f"config.data.document = {options.document!r}"
                 )
                 lines, is_bad = [], True
         if options.document == "line" or (options.document == "blank_line" and text == ""):

@@ -50,7 +50,7 @@ def split_of(part: str, sources: Sequence[str]) -> tuple[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """The selection of documents. It is a function of each document, so that groups can be read in any order.
+    """The selection of documents. Each document is selected on its own, so that groups can be read in any order.
 
     Attributes:
       data: `config.data`, as a dict.

@@ -295,7 +295,7 @@ def _plain_lines(path: epath.Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _quoted_lines(path: epath.Path, separator: str) -> Iterator[tuple[int, list[str]]]:
-    # The space after a separator is not part of a cell: it may precede a quote.
+    # The space after a separator is not part of a cell, because a quote may follow the space.
     reader = csv.reader(lines_with_ends(path), delimiter=separator, skipinitialspace=True, strict=True)
     first = 1
     try:

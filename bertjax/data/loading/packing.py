@@ -162,7 +162,7 @@ def deal(bins: np.ndarray, lengths: np.ndarray, sizes: np.ndarray, rng: np.rando
     _even_out(step, counts, missing)
     step_of_sequence = step[bins]
 
-    # Move the shortest sequences out of the steps with too many sequences. Each of them gets a new bin.
+    # Move the shortest sequences out of the steps with too many sequences. Each moved sequence gets a new bin.
     surplus = np.flatnonzero(missing[step_of_sequence] < 0)
     surplus = surplus[np.lexsort((lengths[surplus], step_of_sequence[surplus]))]
     steps = step_of_sequence[surplus]

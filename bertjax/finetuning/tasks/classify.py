@@ -75,7 +75,7 @@ class Classify(ClassificationTask):
         columns = "is for one column with all labels, but data.label names a column for each label; leave the field out"
         require(not (separator and len(names) > 1), "data.multi_label", separator, columns)
         combine, stride = data.get("windows", ""), data.get("doc_stride", 1)
-        both = "choose mean or max of the windows' logits, or leave it empty to truncate texts"
+        both = "choose mean or max of the windows' logits, or leave the field empty to truncate texts"
         require(combine in ("", "mean", "max"), "data.windows", combine, both)
         tokens = "must be at least 1: the number of tokens between the beginnings of two windows"
         require(stride >= 1, "data.doc_stride", stride, tokens)

@@ -117,7 +117,7 @@ def read_sentences(path: epath.Path, words: str, tags: str, sentence: str) -> li
             if not word or tag.lower() in ("", "nan", "<na>"):
                 raise UserError(f"{place}: the word is {word!r} and the tag {tag!r}; set both")
             if "\n" in word:  # A quotation mark of another row ended the cell.
-                raise UserError(f'{place}: the word has several lines; write a quotation mark as """", four of them')
+                raise UserError(f'{place}: the word has several lines; write a quotation mark as """" (four marks)')
     is_bio = all(conll.is_bio(tag) for _, sentence_tags, _ in tagged_words for tag in sentence_tags)
     sentences = [
         Sentence(sentence_words, conll.to_bio(sentence_tags) if is_bio else sentence_tags, number, where)

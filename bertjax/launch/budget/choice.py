@@ -23,7 +23,7 @@ TOKENS_PER_PARAM = 20  # Hoffmann et al. 2022, table 3; params of layers only
 # After 40 epochs, repeated tokens hardly reduce the loss (Muennighoff et al. 2023, section 6). Here, the limit is
 # higher, because each epoch masks other tokens.
 MOST_EPOCHS = 100
-LONG_SECONDS = 600  # a second stage with longer sequences must be compiled, so that a shorter run does not have it
+LONG_SECONDS = 600  # a shorter run has no second stage with longer sequences, because this stage must be compiled
 HALF_SPEED_HIDDEN_SIZE = 64  # layers of this width reach half of the speed of wide layers
 
 
@@ -89,7 +89,7 @@ class Sizes:
 def kind_of_tokenizer(recipe: str, text: Text) -> str:
     """Returns "bpe" or "wordpiece".
 
-    BPE merges bytes, and a letter that is not Latin has several bytes. WordPiece merges characters, but it needs spaces
+    BPE merges bytes, and a letter that is not Latin has several bytes. WordPiece merges characters, but needs spaces
     between the words: without spaces, each character would be a token.
     """
     return "bpe" if not text.has_spaces or (recipe == "modern" and text.latin >= 0.5) else "wordpiece"

@@ -198,7 +198,7 @@ def _with_sizes(config: ConfigDict, began: float, prepares: bool = True) -> Plan
         fields |= {f"data.{name}": prepared[name] for name in ("heldout_fraction", "document") if name in prepared}
     set_fields(complete := copy.deepcopy(config), fields)
     if surveyed:
-        with contextlib.suppress(UserError):  # the preparation reports it
+        with contextlib.suppress(UserError):  # the preparation reports the error
             fields["eval.fill_masks"] = survey.masked_texts(complete, surveyed)
     lines = description.lines_of_text(complete, text, surveyed, tokens.bytes_per_token)
     return Plan(budget=spent.text, asked=_asked(config), is_fitted=False, fields=fields, lines=lines)

@@ -62,7 +62,7 @@ def steps(workdir: epath.PathLike) -> list[int]:
 
 
 def read_scores(workdir: epath.PathLike, step: int) -> Scores | None:
-    """Returns the scores of a step; None before its evaluation. Raises `UserError` if the file is damaged."""
+    """Returns the scores of a step; None before the evaluation. Raises `UserError` if the file is damaged."""
     path = folder_of(workdir) / str(step) / SCORES
     if not path.exists():
         return None

@@ -52,7 +52,7 @@ class CheckDivergence(Hook):
             return
         remedy = "lower config.optimizer.learning_rate or lengthen the warm-up"
         if not max_skips:
-            remedy += ", or set config.optimizer.skip_nonfinite to the number of such updates in a row to skip"
+            remedy += ", or set config.optimizer.skip_nonfinite=N to skip up to N such updates in a row"
         if run.checkpoints.latest_step() is not None:
             remedy += f". The checkpoints in {run.workdir} are from earlier steps"
         raise DivergenceError(f"training diverged: {description}; {remedy}")

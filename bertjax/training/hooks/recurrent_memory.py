@@ -35,7 +35,7 @@ def fill_recurrent_memory(
     Args:
       task: a task with a carry.
       program: the compiled functions of the task.
-      state: the state of the step; its arrays are donated.
+      state: the state after `step` updates. The function donates the arrays of this state.
       mesh: the devices.
       step: the number of finished updates of the run.
       print_line: prints a line of text.

@@ -202,7 +202,7 @@ class Progress:
                 )
         marked_step, marked_seconds = self._marked
         if done > marked_step and (is_first or self._pace.is_due()):
-            if is_first:  # The first step may be slower, so that the measurement starts after it.
+            if is_first:  # The first step may be slower, so that the measurement starts after the first step.
                 self._show(done, "")
                 self._started = (done, seconds)
             else:
