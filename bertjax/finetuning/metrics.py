@@ -151,7 +151,10 @@ def _pair(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.nda
 
 
 def _f1(correct: float, predicted: float, labelled: float) -> float:
-    """Returns the harmonic mean of correct / predicted and correct / labelled; 0.0 without predictions and labels."""
+    """Returns the F1, the harmonic mean of correct / predicted and correct / labelled.
+
+    The F1 is 0.0 if `predicted` and `labelled` are 0.
+    """
     return float(2 * correct / (predicted + labelled)) if predicted + labelled else 0.0
 
 

@@ -165,7 +165,7 @@ def _summary(run: History) -> list[str]:
 
 
 def _first_scores(scores: Mapping[str, float | None]) -> str:
-    """Formats the first scores. Omits "loss (SOURCE)", the score of a single source, if all sources have a score."""
+    """Formats the first scores. Omits "loss (SOURCE)", the score of a single source, if there is a score "loss"."""
     of_all = {name for name in scores if " (" not in name}
     shown = (
         f"{name} {value:.3f}"

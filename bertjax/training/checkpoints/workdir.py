@@ -222,8 +222,8 @@ def differences(saved: RunInfo, current: RunInfo, identity: Sequence[str] = ()) 
 
     Labels, tokenizers and data are compared only if both infos have them. A difference is fatal in the task, the fields
     of `identity`, the parent, the objectives, the teacher, the architecture of the model, LoRA (except the dropout
-    rate), the name and the options of the optimizer, the frozen params, the labels, the tokenizer, or the data. The
-    moving average of the params can also not start or end later.
+    rate), the name and the options of the optimizer, the frozen params, the labels, the tokenizer, or the data. It is
+    also fatal if only one of the two runs has a moving average of the params.
 
     Args:
       saved: the info in the workdir.

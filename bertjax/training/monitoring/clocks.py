@@ -49,7 +49,7 @@ class Clocks:
             self._spent[name] += time.monotonic() - started
 
     def end_startup(self, is_resumed: bool = False) -> None:
-        """Ends the part `start`, or `restart` if the run is resumed: the time until now that no other part measured."""
+        """Ends the part `start` (`restart` if the run is resumed): the time until now without the other parts."""
         lap_start, before = self._lap
         self._spent["restart" if is_resumed else "start"] += (
             time.monotonic() - lap_start - sum(self._spent.values()) + sum(before.values())

@@ -15,7 +15,10 @@ MAX_PARAMS_PER_CALL, MAX_PARAM_LENGTH = 100, 500  # limits of MLflow
 
 
 class MLflow(RemoteTracker):
-    """Sends the metrics, and the fields of the config as MLflow params. Replaces invalid characters in metric names."""
+    """Sends the metrics, and the fields of the config as MLflow params.
+
+    Replaces invalid characters in metric names by `_`.
+    """
 
     name = package = "mlflow"
 
