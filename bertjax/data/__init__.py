@@ -1,5 +1,5 @@
 """From text to batches: the text (`corpus`), its records (`preprocessing`, `records`), and their batches (`loading`).
 
-`preprocessing` imports the three others, since it masks; `loading` imports `records`. TensorFlow is imported by
-`bertjax.data.tensorflow` only, and only where it is used.
+`preprocessing` imports the three other packages, because it masks tokens. `loading` imports `records`. Only the module
+`bertjax.data.tensorflow` imports TensorFlow, and other modules import this module only where they need TensorFlow.
 """

@@ -244,8 +244,8 @@ PACKING_ARRAYS = BatchSpec(
 STREAM_ARRAYS = BatchSpec(continues=per_sequence())
 # The fraction of training steps that are completed, for auxiliary objectives.
 PROGRESS_ARRAYS = BatchSpec(progress=per_row(np.float32))
-# The array `[rows]` of the first token of a row in the next step of a stream; -1 if the text does not continue.
-# Transforms read this array. It is removed before the batch is moved to devices.
+# The name of the array `[rows]` with the first token of each row in the next step of a stream; -1 if the text does not
+# continue. Transforms read this array. It is removed before the batch is moved to devices.
 FOLLOWING = "following"
 # Names of arrays that the train step or a stream adds to a batch: the weights of objectives, the token ids before the
 # generator replaced tokens, the carry of the rows, and `FOLLOWING`.

@@ -1,7 +1,7 @@
-"""TensorFlow for tf.data and its checkpoints: without log output, Keras, access to accelerators, or autotuning.
+"""Imports TensorFlow for tf.data and for TensorFlow checkpoints, without log output, Keras, accelerators, autotuning.
 
-Importing this raises `UserError` where TensorFlow is not installed: records are read without it, data sets of
-TensorFlow Datasets and Google's checkpoints are not.
+If TensorFlow is not installed, the import of this module raises `UserError`. TensorFlow Datasets and Google's
+checkpoints need TensorFlow. Records can be read without TensorFlow.
 """
 
 import contextlib
@@ -15,9 +15,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("ABSL_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
-# TensorFlow imports Keras 3 at once, and with it matplotlib and scikit-learn if they are installed: seconds. With this
-# setting it tries Keras 2 instead, a package that hardly anyone has. `tf.keras` reads the setting only when it is used,
-# so it is the same Keras as ever.
+# TensorFlow imports Keras 3, which imports matplotlib and scikit-learn if they are installed. These imports take
+# seconds. With this setting, TensorFlow looks for Keras 2 instead, which is rarely installed. `tf.keras` reads the
+# setting at the first use, after the setting is restored, so that `tf.keras` is not affected.
 _keras_setting = os.environ.get("TF_USE_LEGACY_KERAS")
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 try:
@@ -37,17 +37,18 @@ finally:
 for _kind in ("GPU", "TPU"):
     tf.config.set_visible_devices([], _kind)
 
-# glibc gives back freed memory at once, and a pipeline fetches it again page by page, which takes a fourth of its time.
+# glibc returns freed memory to the system at once. A pipeline would then request the memory again page by page, which
+# takes a quarter of the time of the pipeline.
 _M_TOP_PAD = -2  # M_TOP_PAD in malloc.h
 with contextlib.suppress(AttributeError, OSError, TypeError):  # another libc
     ctypes.CDLL(None).mallopt(_M_TOP_PAD, 64 << 20)
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a dataset whose iterators have no thread that tunes them; parallel calls are given as numbers.
+    """Returns a dataset without autotuning, so that the numbers of parallel calls must be set.
 
-    All are read so: that thread sleeps between its rounds, up to a minute after some time, and whoever closes an
-    iterator waits for it.
+    All datasets are read without autotuning. The autotuning thread of an iterator sleeps up to a minute between two
+    rounds, and closing the iterator waits for this thread.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -55,7 +56,7 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def load_dataset(name: str, split: str, setting: str) -> tuple[Any, tf.data.Dataset, str]:
-    """Loads a split of a dataset of TensorFlow Datasets, which is on disk then.
+    """Loads a split of a dataset of TensorFlow Datasets. Downloads the dataset if it is not on disk.
 
     Args:
       name: the name of the dataset.

@@ -36,7 +36,7 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """The windows of texts that are longer than a sequence. The logits of the windows of a text are combined.
+    """The division of long texts into windows. The logits of the windows of a text are combined.
 
     Attributes:
       combine: "mean" or "max"; "" truncates texts instead.
@@ -51,14 +51,14 @@ class Windows:
 
         Args:
           logits: the logits of each window; the windows of a text follow each other.
-          owners: the number of the text of each window.
+          owners: the index of the text of each window.
         """
         texts = np.split(np.stack(logits), np.flatnonzero(np.diff(owners)) + 1)
         return [windows.max(0) if self.combine == "max" else windows.mean(0) for windows in texts]
 
 
 def windows_of(config: ConfigDict) -> Windows:
-    """Returns the windows that the config of a run sets; the settings of other formats have none."""
+    """Returns the windows of the config of a run. Settings of other checkpoint formats have no windows."""
     data = config.get("data", {})
     return Windows(data.get("windows", ""), data.get("doc_stride", 0))
 
@@ -70,7 +70,7 @@ class Table:
     Attributes:
       rows: the rows.
       columns: the columns with the texts and the label.
-      suffix: the ending of the names of the metrics.
+      suffix: the suffix of the names of the metrics, such as "_mismatched".
       skipped: the number of other rows of the file, by reason.
     """
 
@@ -92,9 +92,9 @@ class LabelledTexts(Split):
       table: the table.
       label_type: the type of the labels.
       values: the label of each text.
-      owners: the number of the text of each example.
+      owners: the index of the text of each example.
       lost: for each text, the number of tokens that were cut off.
-      windows: the windows of long texts.
+      windows: the division of long texts into windows.
       writes_samples: whether `files` contains a few texts with their labels and predictions.
     """
 
@@ -156,7 +156,8 @@ def make_classification_data(
     """Encodes the tables of a task. With windows, each window is an example with the label of its text.
 
     Raises:
-      UserError: for a missing column, an unknown label or a value that is not a number: file, line, expected value.
+      UserError: for a missing column, an unknown label or a value that is not a number. The message states the file,
+        the line and the expected value.
     """
     notes, splits = list(notes), []
     for table in (train, *dev):
@@ -205,7 +206,7 @@ def _encode_texts(
     """Encodes texts or pairs.
 
     Returns:
-      The examples, the number of the text of each example, and the number of tokens of each text that were cut off.
+      The examples, the index of the text of each example, and the number of tokens of each text that were cut off.
     """
     firsts, seconds = [text[0] for text in texts], [text[1] for text in texts] if len(texts[0]) == 2 else None
     if windows.combine:
@@ -219,7 +220,7 @@ def _encode_texts(
 def logits_of(source: Pretrained, head: Head, texts: Sequence[tuple[str, ...]]) -> tuple[list[np.ndarray], list[bool]]:
     """Returns a checkpoint's logits of each text or pair, and whether the text was truncated."""
     windows = windows_of(source.settings)
-    is_cross_encoder = "activation_fn" in source.settings  # The tokenizers library truncated its training pairs.
+    is_cross_encoder = "activation_fn" in source.settings  # trained on pairs that the tokenizers library truncated
     examples, owners, lost = _encode_texts(
         texts, tokenizer_of(source), source.max_seq_length, windows, is_cross_encoder
     )
@@ -240,15 +241,15 @@ class ClassificationTask(FineTuningTask, ReadsLabelledFiles):
     def predict(self, source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
         """Yields the predictions of each text or pair, and `cut` if the text was truncated.
 
-        The predictions are `label` and `probabilities` by label, `score` for regression, or `labels` and
-        `probabilities` by label.
+        A prediction has `label` and the `probabilities` of all labels; or `score`, for a regression; or, for
+        multi-label classification, `labels` and the `probabilities` of all labels.
         """
         label_type = label_type_of(source)
         for logits, was_cut in zip(*logits_of(source, label_type.head, texts)):
             yield {**label_type.describe(logits), **({"cut": True} if was_cut else {})}
 
     def labelled_texts(self, source: Pretrained, table: Table, label_type: LabelType, note: str = "") -> LabelledTexts:
-        """Returns the texts of a table, which a checkpoint is scored on.
+        """Returns the encoded texts of a table, for scoring a checkpoint.
 
         Args:
           source: the checkpoint.

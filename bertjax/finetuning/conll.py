@@ -120,11 +120,11 @@ def check_words(sentences: Sequence[Sentence], column: str, may_be_one: bool = T
     words = {word for sentence in sentences for word in sentence.words}
     is_name = not may_be_one and len(words) == 1 < sum(len(sentence.words) for sentence in sentences)
     if all(map(_is_count, words)) or is_name:
-        raise UserError(f"{sentences[0].where[0]}: {column} has no words, but {', '.join(sorted(words)[:3])}")
+        raise UserError(f"{sentences[0].where[0]}: {column} has {', '.join(sorted(words)[:3])} instead of words")
 
 
 def _is_count(word: str) -> bool:
-    return re.fullmatch(r"\d+([-.]\d+)?", word) is not None  # CoNLL-U also has 1-2 and 8.1.
+    return re.fullmatch(r"\d+([-.]\d+)?", word) is not None  # CoNLL-U also numbers words as 1-2 and 8.1.
 
 
 def read_tfds_conll(path: str, split: str) -> list[Sentence]:

@@ -1,7 +1,7 @@
 """The targets of a teacher for the training examples of a task (Hinton et al. 2015).
 
-The targets are computed once, without dropout, before training, and stored in the workdir: the logits of an example, or
-the embeddings of its texts, do not depend on the batch.
+The targets are computed once, before training and without dropout, and are stored in the workdir. This is possible
+because the logits of an example, or the embeddings of its texts, do not depend on the batch.
 """
 
 import dataclasses
@@ -67,7 +67,8 @@ def _key(config: ConfigDict, data: TaskData, tokenizer: Tokenizer) -> str:
 def _read(path: epath.Path, key: str, forms: tuple[str, ...]) -> list[np.ndarray] | None:
     """Returns the targets of each example in a file if the file has this key and these forms.
 
-    The forms are not part of the key: a file of an older version has none, and its teacher may be gone.
+    The forms (`TaskData.forms`) are not part of the key, because a file of an older version has no forms. The targets
+    in such a file must stay valid, because the teacher may have been deleted.
     """
     if not path.exists():
         return None
@@ -100,7 +101,7 @@ def _teacher_targets(config: ConfigDict, data: TaskData, tokenizer: Tokenizer) -
 def _logits_of_same_tokens(
     source: Pretrained, data: TaskData, tokenizer: Tokenizer, config: ConfigDict
 ) -> list[np.ndarray]:
-    """Returns the teacher's logits of examples that are parts of texts. The teacher must have the same tokenizer."""
+    """Returns the teacher's logits of examples that are not whole texts. The teacher must have the same tokenizer."""
     field = f"config.distill.teacher = {config.distill.teacher!r}: "
     if tokenizer_of(source).fingerprint != tokenizer.fingerprint:
         raise UserError(

@@ -28,7 +28,7 @@ class EncodedWindows(NamedTuple):
     Attributes:
       input_ids: the ids of each window.
       token_types: the token types of each window.
-      owners: the number of the text of each window.
+      owners: the index of the text of each window.
       lost: the number of tokens that were cut off from the first text of each pair.
     """
 
@@ -54,8 +54,9 @@ def encode_pairs(
       firsts: the texts A.
       seconds: the texts B; None without pairs.
       max_seq_length: the maximum number of tokens.
-      longer_keeps_more: which side keeps one token more, if both sides are cut and the room is odd: the first side, or
-        the longer side as in the tokenizers library, which is the second of two equal sides.
+      longer_keeps_more: which side keeps one token more if both sides are truncated and an odd number of tokens is
+        left. False: the first side. True: the longer side, as in the tokenizers library; of two equally long sides, the
+        second side.
     """
     is_pair = seconds is not None
     encoded_firsts = tokenizer.encode_ids(firsts)
@@ -88,7 +89,8 @@ def encode_windows(
 ) -> EncodedWindows:
     """Encodes texts as `encode_pairs` does, but divides a long text into windows instead of truncating it.
 
-    The second text of a pair is divided. Each window begins with the first text, truncated to half of the room.
+    Only the second text of a pair is divided. Each window begins with the first text. A long first text is truncated to
+    half of the window, or to the tokens that a short second text leaves.
 
     Args:
       tokenizer: the tokenizer.
@@ -116,7 +118,7 @@ def encode_windows(
 
 
 def window_starts(tokens: int, room: int, stride: int) -> list[int]:
-    """Returns the first tokens of the windows of a text, which have at most `room` tokens each."""
+    """Returns the index of the first token of each window of a text. A window has at most `room` tokens."""
     starts = [0]
     while starts[-1] + room < tokens:
         starts.append(starts[-1] + min(room, stride))

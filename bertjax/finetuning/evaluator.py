@@ -14,7 +14,7 @@ class FineTuningEvaluator(Evaluator):
 
     def __init__(self, data: TaskData, predictor: Predictor) -> None:
         self._data, self._predictor = data, predictor
-        self._predictions: list[Any] = []  # of the last evaluation, one entry for each dev split
+        self._predictions: list[Any] = []  # the predictions of the last evaluation, one entry for each dev split
 
     def run(self, params: dict, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores:
         """Returns the scores of all dev splits, see `Evaluator.run`."""

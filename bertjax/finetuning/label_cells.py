@@ -10,13 +10,13 @@ from typing import Any
 from bertjax.common.errors import UserError
 from bertjax.data.corpus.tables import Row, cell, column
 
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)  # `float` reads more
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)  # `float` accepts more
 MAX_LISTED = 12  # the largest number of labels in a message
-LIST = "list"  # the `data.multi_label` of lists
+LIST = "list"  # the value of `data.multi_label` for a column of lists
 
 
 def label_of(row: Row, name: str) -> str:
-    """Returns the label of a row, without spaces around it. Raises `UserError` if it is missing or a list."""
+    """Returns the label of a row, without surrounding spaces. Raises `UserError` if the cell is empty or a list."""
     value = cell(row, name)
     if isinstance(value, (list, dict)):
         raise _several(row.where, name, value)
@@ -78,7 +78,7 @@ def classes(places: Iterable[tuple[str, str]], name: str) -> tuple[str, ...]:
 
 
 def check_no_numbers(labels: Sequence[str], name: str) -> None:
-    """Raises `UserError` for classes that are many different numbers."""
+    """Raises `UserError` if the classes are more than `MAX_LISTED` numbers and not all of them are integers."""
     numbers = {label: number for label in labels if isinstance(number := _meaning(label), float)}
     if len(labels) > MAX_LISTED and len(numbers) == len(labels):
         if odd := next((label for label, number in numbers.items() if not number.is_integer()), None):
@@ -134,7 +134,7 @@ def _read_list(where: str, name: str, text: str) -> list:
     if not isinstance(value, (list, tuple, set)) or re.search(r"""['"]\s+['"]""", text):
         raise UserError(
             f"{where}: {name} is {text[:60]!r}, expected a list such as ['a', 'b']; if a character separates the "
-            f"labels, set config.data.multi_label to it"
+            f"labels, set config.data.multi_label to this character"
         )
     return list(value)
 
@@ -148,6 +148,6 @@ def _several(where: str, name: str, value: Any) -> UserError:
 
 
 def listed(labels: Sequence[str]) -> str:
-    """Returns labels as text; of many labels, the first ones and the number of the rest."""
+    """Returns labels as text: the first `MAX_LISTED` labels, and the number of further labels."""
     more = len(labels) - MAX_LISTED
     return ", ".join(labels[:MAX_LISTED]) + (f" and {more} more labels" if more > 0 else "")

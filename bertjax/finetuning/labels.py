@@ -38,7 +38,7 @@ class LabelType(abc.ABC):
     """The type of the label of a text.
 
     Attributes:
-      labels: names of the rows of the head; empty if the rows have no names.
+      labels: the names of the outputs of the head; empty if the outputs have no names.
       metrics: names of the metrics; the first metric ranks runs.
     """
 
@@ -56,14 +56,18 @@ class LabelType(abc.ABC):
 
     @abc.abstractmethod
     def baseline(self, values: np.ndarray) -> float:
-        """Returns an upper bound of the first metric of a constant, or uninformative, prediction."""
+        """Returns an upper bound of the first metric for a prediction that does not depend on the text.
+
+        Args:
+          values: the labels of the examples.
+        """
 
     @abc.abstractmethod
     def predictions(self, logits: np.ndarray, values: np.ndarray | None = None) -> np.ndarray:
         """Returns predicted labels.
 
         Args:
-          logits: `[examples, rows of the head]`.
+          logits: `[examples, outputs of the head]`.
           values: the labels of these examples, on which an unset threshold is tuned.
         """
 
@@ -73,7 +77,7 @@ class LabelType(abc.ABC):
 
     @abc.abstractmethod
     def describe(self, logits: np.ndarray) -> dict:
-        """Returns the JSON object that `predict` prints for a text with the logits `[rows of the head]`."""
+        """Returns the JSON object that `predict` prints for a text with the logits `[outputs of the head]`."""
 
     def counts(self, values: np.ndarray) -> str:
         """Returns the number of examples of each label as text; "" if the labels have no names."""
@@ -84,13 +88,13 @@ class LabelType(abc.ABC):
         return {}
 
     def score(self, values: np.ndarray, logits: np.ndarray) -> dict[str, float]:
-        """Returns the metrics of examples with these labels and logits `[examples, rows of the head]`."""
+        """Returns the metrics of examples with these labels and logits `[examples, outputs of the head]`."""
         predictions = self.predictions(logits, values)
         return {name: METRICS[name](values, predictions) for name in self.metrics}
 
     @functools.cached_property
     def indices(self) -> dict[str, int]:
-        """The row of the head of each label."""
+        """{label: index of the output of the head}."""
         return {label: i for i, label in enumerate(self.labels)}
 
 
@@ -102,7 +106,7 @@ class ClassLabel(LabelType):
 
     @property
     def head(self) -> Head:
-        """A head with one row per class."""
+        """A head with one output per class."""
         return ClassificationHead(len(self.labels))
 
     def value(self, row: Row, name: str) -> int:
@@ -151,7 +155,7 @@ class NumberLabel(LabelType):
 
     @property
     def head(self) -> Head:
-        """A head with one row."""
+        """A head with one output."""
         return RegressionHead()
 
     def value(self, row: Row, name: str) -> float:
@@ -185,8 +189,8 @@ class MultiLabel(LabelType):
     Attributes:
       separator: `config.data.multi_label` of the column with the labels of a row; empty if each label has a column.
       threshold: the probability above which a text has a label. None: the threshold with the best micro F1 on the
-        examples. All labels share the threshold: one threshold gives the best micro F1 if the probabilities are
-        calibrated, and a dev set may have few examples of a label.
+        examples. All labels share the threshold, for two reasons: a single threshold gives the best micro F1 if the
+        probabilities are calibrated, and a dev set may have too few examples to tune a threshold for each label.
     """
 
     metrics: tuple[str, ...] = ("micro_f1", "macro_f1")
@@ -195,7 +199,7 @@ class MultiLabel(LabelType):
 
     @property
     def head(self) -> Head:
-        """A head with one row per label."""
+        """A head with one output per label."""
         return MultiLabelHead(len(self.labels))
 
     def value(self, row: Row, name: str) -> np.ndarray:
@@ -213,13 +217,13 @@ class MultiLabel(LabelType):
         return f"{listed(counts)}; {(values.sum(1) == 0).sum()} without a label"
 
     def baseline(self, values: np.ndarray) -> float:
-        """Returns the best micro F1 of predicting the same labels, the most frequent ones, for each text."""
+        """Returns the best micro F1 of a prediction that gives all texts the same labels, the most frequent ones."""
         counts = np.sort(values.sum(0))[::-1]
         predicted = len(values) * np.arange(1, len(counts) + 1)
         return float((2 * np.cumsum(counts) / (predicted + counts.sum())).max())
 
     def decide(self, values: np.ndarray, logits: np.ndarray) -> dict[str, float]:
-        """Returns the threshold, tuned on these examples if it is None."""
+        """Returns the threshold. If `threshold` is None, tunes the threshold on these examples."""
         return {THRESHOLD: self._threshold_of(logits, values)}
 
     def score(self, values: np.ndarray, logits: np.ndarray) -> dict[str, float]:
@@ -254,11 +258,12 @@ class MultiLabel(LabelType):
 def label_type_of(source: Pretrained) -> LabelType:
     """Returns the label type of a checkpoint with a classifier.
 
-    With one logit, the prediction is a number, as in sentence-transformers' CrossEncoder and in transformers' pipeline:
-    the sigmoid of the logit, except for a regression and for a CrossEncoder with another activation.
+    With one logit, the prediction is a number, as in sentence-transformers' CrossEncoder and in transformers' pipeline.
+    The number is the sigmoid of the logit. For a regression and for a CrossEncoder whose activation is the identity,
+    the number is the logit.
 
     Raises:
-      UserError: if the number of labels differs from the number of rows of the head.
+      UserError: if the number of labels differs from the number of outputs of the head.
     """
     rows = source.params["classifier"]["dense"]["bias"].shape[0]
     if source.is_multi_label:

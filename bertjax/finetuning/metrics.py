@@ -43,7 +43,7 @@ def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
 
 
 def f1(labels: ArrayLike, predictions: ArrayLike, positive: int = 1) -> float:
-    """Returns the F1 of the class `positive`, 0 to 1, for labels and predictions [n]; 0.0 if neither contains it."""
+    """Returns the F1 of the class `positive`, 0 to 1, for labels and predictions [n]; 0.0 if both lack the class."""
     is_labelled, is_predicted = (array == positive for array in _pair(labels, predictions))
     return _f1((is_predicted & is_labelled).sum(), is_predicted.sum(), is_labelled.sum())
 
@@ -151,7 +151,10 @@ def _pair(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.nda
 
 
 def _f1(correct: float, predicted: float, labelled: float) -> float:
-    """Returns the harmonic mean of correct / predicted and correct / labelled; 0.0 if both are 0."""
+    """Returns the F1, the harmonic mean of correct / predicted and correct / labelled.
+
+    The F1 is 0.0 if `predicted` and `labelled` are 0.
+    """
     return float(2 * correct / (predicted + labelled)) if predicted + labelled else 0.0
 
 
@@ -190,16 +193,20 @@ def _best(thresholds: np.ndarray, values: np.ndarray) -> Threshold:
 
 
 def average_precision(labels: ArrayLike, scores: ArrayLike) -> float:
-    """Returns the mean of the precisions at each positive label, 0 to 1, of labels [n], 1 or 0, by falling scores [n].
+    """Returns the average precision, 0 to 1: the mean of the precisions at the positive labels.
 
-    Examples with equal scores have one precision, as in scikit-learn. There must be a positive label.
+    The examples are sorted by falling score. Examples with equal scores have the same precision, as in scikit-learn.
+
+    Args:
+      labels: `[n]`, 1 or 0; at least one label must be 1.
+      scores: `[n]`.
     """
     _, correct, predicted = _falling(labels, scores)
     return float((np.diff(correct) * correct[1:] / predicted[1:]).sum() / correct[-1])
 
 
 def _falling(labels: ArrayLike, scores: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns falling thresholds of scores, and the numbers of true positives and of predicted positives for each.
+    """Returns falling thresholds, and for each threshold the numbers of true positives and of predicted positives.
 
     The first threshold is above all scores.
     """
@@ -242,7 +249,8 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """Returns the entities (type, first, end) of a sentence's tags; `end` is one past the last word.
 
     Tags are O, B-type and I-type. Parses them leniently, as CoNLL's conlleval and seqeval's default mode do, so that
-    IOB1 and IOB2 (BIO) both work: B- starts an entity, and so does I- unless the previous word has its type.
+    IOB1 and IOB2 (BIO) both work: B- starts an entity. I- also starts an entity, unless the previous word has the same
+    type.
     """
     spans: list[tuple[str, int, int]] = []
     before = ""
@@ -305,8 +313,8 @@ def normalize_answer(text: str) -> str:
 def exact_match(gold_texts: Sequence[str], prediction: str, version: str = "v2.0") -> int:
     """Returns 1 if the prediction equals a gold answer after `normalize_answer`, otherwise 0.
 
-    As in evaluate-v2.0.py, gold answers that normalize to "" are ignored; if no other remains, the empty prediction is
-    correct. evaluate-v1.1.py does not ignore them.
+    As in evaluate-v2.0.py, gold answers that normalize to "" are ignored; if no gold answer remains, the empty
+    prediction is correct. With the version "v1.1", such gold answers are not ignored, as in evaluate-v1.1.py.
     """
     return int(normalize_answer(prediction) in _answers(gold_texts, version))
 
@@ -314,8 +322,9 @@ def exact_match(gold_texts: Sequence[str], prediction: str, version: str = "v2.0
 def token_f1(gold_texts: Sequence[str], prediction: str, version: str = "v2.0") -> float:
     """Returns the F1, 0 to 1, of the prediction's words against the gold answer with the highest F1.
 
-    Words are compared as multisets after `normalize_answer`. If the prediction or the gold answer is empty, the F1 is
-    1 if both are (0 in evaluate-v1.1.py), otherwise 0. Gold answers are filtered as in `exact_match`.
+    Words are compared as multisets after `normalize_answer`. If both the prediction and the gold answer are empty, the
+    F1 is 1 (in evaluate-v1.1.py, 0). If only one of them is empty, the F1 is 0. Gold answers are filtered as in
+    `exact_match`.
     """
     predicted = normalize_answer(prediction).split()
     if not predicted and version == "v1.1":
@@ -338,10 +347,16 @@ def squad_scores(
 ) -> dict[str, float]:
     """Returns the means of "exact_match" and "f1" over the questions, in percent, as evaluate-v1.1.py or -v2.0.py do.
 
-    `golds` are the answers of each question, [] if it has none. If there are such questions, also returns the means
-    over them ("no_answer_exact_match", "no_answer_f1") and over the rest ("has_answer_..."). A question without a
-    prediction scores 0, as in evaluate-v1.1.py; evaluate-v2.0.py skips it. The versions differ for answers that consist
-    only of articles and punctuation.
+    If there are questions without a gold answer, the result also contains the means over these questions
+    ("no_answer_exact_match", "no_answer_f1") and the means over the questions with a gold answer ("has_answer_...").
+
+    A question without a prediction scores 0, as in evaluate-v1.1.py; evaluate-v2.0.py skips such a question. The
+    versions differ for answers that consist only of articles and punctuation.
+
+    Args:
+      golds: {question: gold answers}; [] for a question without an answer.
+      predictions: {question: predicted answer}.
+      version: "v1.1" or "v2.0".
     """
     if not golds:
         raise ValueError("no examples to score; expected at least 1")
@@ -363,10 +378,11 @@ def best_null_threshold(
 ) -> tuple[float, float, float]:
     """Tunes the threshold of "no answer"; returns (threshold, best F1, best exact match), the scores in percent.
 
-    A prediction is replaced by the empty one if its null_odds > threshold. The threshold is the lowest with the best
-    F1. The exact match is the best of any threshold, tuned independently as in evaluate-v2.0.py, so it can be lower at
-    the returned threshold. That script's greedy search splits questions with equal odds; here both scores equal those
-    of `squad_scores` for a threshold. Questions without a prediction score 0 at every threshold.
+    Predictions with null odds above the threshold are replaced by the empty answer. The returned threshold is the
+    lowest threshold with the best F1. The best exact match is tuned separately, as in evaluate-v2.0.py, and can belong
+    to another threshold. Questions with equal null odds are always replaced together, unlike in the greedy search of
+    evaluate-v2.0.py. Each score is therefore a result of `squad_scores` for some threshold. Questions without a
+    prediction score 0 at every threshold.
     """
     asked = [name for name in golds if name in predictions]
     if not asked:
@@ -374,7 +390,7 @@ def best_null_threshold(
     asked.sort(key=lambda name: null_odds[name])
     kept = _points({name: golds[name] for name in asked}, predictions, "v2.0")
     emptied = _points({name: golds[name] for name in asked}, dict.fromkeys(asked, ""), "v2.0")
-    # Row i: the scores if the first i are kept. The first threshold keeps none.
+    # Row i: the scores if the first i predictions are kept. The first threshold keeps no prediction.
     totals = emptied.sum(0) + np.concatenate([np.zeros((1, 2)), np.cumsum(kept - emptied, 0)])
     odds = np.array([float(null_odds[name]) for name in asked])
     thresholds = np.concatenate([odds[:1] - 1, odds])

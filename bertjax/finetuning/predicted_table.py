@@ -1,4 +1,4 @@
-"""Predictions for the texts of a table, as new columns. The memory does not depend on the number of rows."""
+"""Predictions for the texts of a table, as new columns. The memory use does not depend on the number of rows."""
 
 import io
 import itertools
@@ -52,7 +52,7 @@ def predict_table(source: Pretrained, path: epath.PathLike, text: str = "", seco
       second_text: the column of the second texts of pairs.
 
     Raises:
-      UserError: for a checkpoint that is not fine-tuned, a missing column, or a table with the new column.
+      UserError: for a checkpoint that is not fine-tuned, a missing column, or a table that has a column `predicted`.
     """
     task = _task(source, path)
     names = text_columns(task, source, text, second_text)
@@ -65,8 +65,8 @@ def write_predictions(
 ) -> str:
     """Writes a table with predictions for the texts, and returns a line to print.
 
-    A .jsonl has one new column with objects. Other formats have a column for each value, with the names of
-    `pandas.json_normalize`.
+    A .jsonl file has one new field, which contains the prediction as an object. Other formats have a new column for
+    each value of the prediction, with the names of `pandas.json_normalize`.
 
     Args:
       output: the file to write.
@@ -89,7 +89,7 @@ def write_predictions(
             if path.suffix != ".jsonl":  # All rows need the same columns, so that `cut` is left out.
                 values = dict(_flat(PREDICTED, {name: value for name, value in result.items() if name != "cut"}))
             writer.write(_joined(columns, values, where), where)
-    note = f", {cut} of them of texts truncated to {source.max_seq_length} tokens" if cut else ""
+    note = f", {cut} of them for texts truncated to {source.max_seq_length} tokens" if cut else ""
     return f"{count} predictions in {path}{note}"
 
 

@@ -65,7 +65,7 @@ class Window:
       first: index in the sequence of the first token of the part.
       none: index of [CLS], which stands for "no answer".
       offsets: `[tokens, 2]`: start and end characters in the paragraph of each token of the part.
-      is_best: `[tokens]` booleans: whether this window shows the token with the most context (see `best_windows`).
+      is_best: `[tokens]` booleans: whether this window has the most context of the token (see `best_windows`).
     """
 
     question: int
@@ -109,7 +109,8 @@ def encode_question_windows(
 ) -> EncodedQuestions:
     """Encodes the windows of all questions.
 
-    Labels `[2]` are the first and last token of the first answer; both are [CLS] if the window does not contain it.
+    The labels `[2]` of a window are the indices of the first and the last token of the question's first answer. If the
+    window does not contain this answer, both labels are the index of [CLS].
     """
     queries = tokenizer.encode_ids([question.text for question in questions])
     input_ids, token_types, labels, windows, exact, apart = [], [], [], [], 0, 0
@@ -144,7 +145,7 @@ def encode_question_windows(
 
 
 def _paragraphs(questions: Sequence[Question], tokenizer: Tokenizer) -> Iterable[Encoding]:
-    """Yields the encoded paragraph of each question; encodes it once for consecutive questions about it."""
+    """Yields the encoded paragraph of each question. Consecutive questions about a paragraph share the encoding."""
     for context, group in itertools.groupby(questions, key=lambda question: question.context):
         encoding = tokenizer.encode(context)
         yield from (encoding for _ in group)
@@ -166,7 +167,7 @@ def best_windows(tokens: int, starts: Sequence[int], room: int) -> np.ndarray:
 
 
 def token_span(offsets: np.ndarray, start: int, length: int) -> tuple[int, int] | None:
-    """Returns the first and last token that overlap characters `[start, start + length)`; None if none do."""
+    """Returns the first and last token that overlap the characters `[start, start + length)`; None if no token does."""
     inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < start + length))
     return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
@@ -174,7 +175,7 @@ def token_span(offsets: np.ndarray, start: int, length: int) -> tuple[int, int] 
 def answers(
     questions: Sequence[Question], windows: Sequence[Window], logits: Sequence[np.ndarray]
 ) -> dict[str, tuple[list[dict], float]]:
-    """Returns, per question, its best answers, best first, and its null odds.
+    """Returns {name of the question: (best answers, null odds)}, with the best answer first.
 
     An answer has `text`, `start` and `end` characters, `probability` among the best answers, and `score`. The null odds
     are the score of "no answer" minus the score of the best answer. `logits` are `[tokens, 2]` per window.

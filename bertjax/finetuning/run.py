@@ -65,7 +65,7 @@ class FineTuningRun(Run):
     inputs: RunInputs
 
     def initial_params(self, params: dict) -> dict:
-        """Returns the params of `init_checkpoint`; params of the head that it lacks stay random."""
+        """Returns the params of `init_checkpoint`. Params of the head that the checkpoint lacks stay random."""
         if not self.inputs.is_new:
             return params
         layers = self.config.keep_layers
@@ -82,7 +82,7 @@ class FineTuningRun(Run):
         )
 
     def report(self, trained: TrainingResult) -> str:
-        """Formats the scores of the best checkpoint and, if it is not the last, of the last."""
+        """Formats the scores of the best checkpoint and of the last checkpoint, once if both are the same."""
         text, data = report(trained.scores) if trained.scores is not None else "", self.inputs.data
         if trained.best_scores is not None and trained.best_step != int(trained.state.step):
             text = (
@@ -99,7 +99,7 @@ class FineTuningRun(Run):
 
 
 def resolve(config: ConfigDict, previous: RunInfo | None, with_data: bool = True) -> Resolution:
-    """Resolves a config: takes the fields of the model, except dropout, and of the task from a checkpoint.
+    """Resolves a config: takes the model fields (except dropout) and the task fields from a checkpoint.
 
     Args:
       config: the validated config of the user.
@@ -149,13 +149,13 @@ def open_run(config: ResolvedConfig, inputs: RunInputs, data_notes: Sequence[str
     """Opens a run.
 
     Args:
-      config: the complete config.
+      config: the resolved config.
       inputs: the inputs of the run.
       data_notes: lines to print about the data; none for the trials of a sweep.
     """
     mesh, info, notes = make_mesh(config), info_of(config, inputs), [*data_notes]
     task = FineTuning(config, mesh, inputs.data)
-    # By default, after every epoch.
+    # By default, the run evaluates after every epoch.
     config.eval.every_steps = config.eval.every_steps or steps_per_epoch(info.train_examples, config.batch_size)
     if is_slow_for_width(config):
         notes.append(
@@ -200,7 +200,7 @@ class FineTuningPlanning(Planning):
         return [config]
 
     def open(self, config: ResolvedConfig, mesh: Mesh, real_tokens_share: Sequence[float]) -> Planned:
-        """Returns the programs for a batch of sample texts. Raises `UserError` for a task without sample texts."""
+        """Returns the task and its stage for sample texts. Raises `UserError` for a task without sample texts."""
         task, longest = tasks.get(config.task), config.model.max_position_embeddings
         if not isinstance(task, HasSampleData):
             supported = [name for name, other_task in tasks.loadable() if isinstance(other_task, HasSampleData)]
@@ -257,7 +257,8 @@ KIND = FineTuningKind()
 def score(source: Pretrained, split: Split) -> Scores:
     """Scores a checkpoint on labelled examples. Undefined scores, such as the correlation of a constant, are None.
 
-    The scores use the thresholds of the checkpoint. Without them, the thresholds are tuned on these examples.
+    The scores use the thresholds of the checkpoint. If the checkpoint has no thresholds, the split uses a default or
+    tunes the thresholds on these examples.
     """
     head = abilities.require_task(source).head(source)
     predictions = split.decode(predict(head, source, split.examples))

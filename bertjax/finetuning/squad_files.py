@@ -16,7 +16,10 @@ MOST_NAMED = 5  # the largest number of questions in a message
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A question; `starts` are character offsets in `context`. `answers` is empty if there are none or unknown."""
+    """A question. `starts` are the character offsets of `answers` in `context`.
+
+    `answers` and `starts` are empty if the question has no answer or if the answers are unknown.
+    """
 
     name: str
     text: str
@@ -61,7 +64,7 @@ class _File(TypedDict):
 
 
 def read_squad(path: epath.PathLike, with_answers: bool = True) -> list[Question]:
-    """Reads a SQuAD file. Raises `UserError` if its format is invalid."""
+    """Reads a SQuAD file. Raises `UserError` if the format of the file is invalid."""
     questions = []
     try:
         content = parse_texts(read_text(path), _File)

@@ -1,7 +1,7 @@
-"""Sweeps: grids of hyperparameters (Devlin et al. 2019, appendix A.3). The trials share a process and programs.
+"""Sweeps: grids of hyperparameters (Devlin et al. 2019, appendix A.3). Trials share a process and compiled functions.
 
-Each trial is a run in its own workdir, `WORKDIR/runs/NAME`. `WORKDIR/best` names the best trial on the dev set; only
-this trial keeps its checkpoint.
+Each trial is a run in its own workdir, `WORKDIR/runs/NAME`. `WORKDIR/best` names the best trial on the dev set. Only
+the best trial keeps its checkpoints.
 """
 
 import copy
@@ -54,10 +54,10 @@ from bertjax.training.step import Program
 SUMMARY = "sweep.md"
 Settings = dict[str, Any]  # the values of the varied fields of a trial by name
 ORDER = ("batch_size", "learning_rate", "epochs", "seed")  # the last columns of the table
-# Fields of the optimizer that are not compiled: the numbers of a schedule are inputs of a step.
+# Fields of the optimizer that are not constants of a compiled step, because the schedule is an input of the step.
 NOT_COMPILED = ("learning_rate", "warmup_proportion", "decay_proportion")
 NEXT_SEED = 1000  # added to the seed of a failed trial
-MARGIN = 1e-3  # a trial has failed if the score is less than `TaskData.baseline` plus this number
+MARGIN = 1e-3  # a trial has failed if the score is not above `TaskData.baseline` plus this number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +233,7 @@ def _run_trial(
     programs: dict[tuple, Program],
     hooks: Sequence[Hook],
 ) -> Result:
-    """Runs a trial and writes the result. `programs` contains the programs of earlier trials by compiled fields."""
+    """Runs a trial and writes the result. `programs` has the compiled functions of earlier trials, to be shared."""
 
     def with_program(opened: Run) -> tuple[Run, Program]:
         step_inputs = {*NOT_COMPILED} - ({"learning_rate"} if optimizers.has_constant_peak(trial.optimizer) else set())
@@ -268,7 +268,7 @@ def _run_trial(
 
 
 def check_others(workdir: epath.Path, config: ConfigDict, inputs: RunInputs) -> None:
-    """Raises `UserError` if earlier trials in the workdir differ from this sweep in other than varied fields."""
+    """Raises `UserError` if an earlier trial in the workdir differs from this sweep in a field that is not varied."""
     now, identity = finetuning_run.info_of(config, inputs), tasks.get(config.task).identity
     fields, varied = sweep_fields(config), {*ORDER, *(name for settings in parse_sweep(config) for name in settings)}
     for path in sorted((workdir / TRIALS).glob(f"*/{CONFIG}")):
@@ -313,7 +313,7 @@ def format_results(results: list[Result], metrics: Sequence[str]) -> str:
 
 
 def _number(score: float | None) -> float:
-    """Returns the score; 0 if it is undefined, such as the correlation of a constant."""
+    """Returns the score; 0 for an undefined score, such as the correlation of a constant."""
     return 0.0 if score is None or math.isnan(score) else score
 
 
@@ -323,7 +323,7 @@ def _with(config: ConfigDict, settings: Settings) -> ConfigDict:
     for name, value in settings.items():
         section, _, field = sweep_fields(config)[name].rpartition(".")
         (changed[section] if section else changed)[field] = value
-    changed.update(sweep="", restarts=0)  # The fields of a single run.
+    changed.update(sweep="", restarts=0)  # A trial is a single run.
     return changed
 
 

@@ -1,4 +1,4 @@
-"""The summary of a table of fine-tuning: its rows that are used or skipped, and the tokens that are cut or unknown."""
+"""The summary of a table of fine-tuning: the numbers of used and skipped rows, and of truncated and unknown tokens."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ class TableSummary:
       used: the number of rows that are used.
       examples: the encoded texts, or their windows.
       tokenizer: the tokenizer.
-      rows: the name of rows, in the plural.
-      texts: the name of texts, in the plural; "" if it is also the name of rows.
+      rows: the word for the rows in the lines, such as "sentences".
+      texts: the word for the texts in the lines; "" for the same word as `rows`.
       skipped: the number of rows that are not used, by reason.
       parts: the number of texts of an example: 1, or 2 for a pair.
       lost: the number of tokens of each text that were cut off.
-      keeps: the setting that keeps more tokens.
+      keeps: a clause about the setting that keeps more tokens.
     """
 
     name: str
@@ -55,7 +55,7 @@ class TableSummary:
             share = cut_tokens / (tokens + cut_tokens)
             yield (
                 f"{cut} of {len(self.lost)} {self.name} {texts} truncated to {max_seq_length} tokens: {share:.2%} of "
-                f"the tokens are cut, {max(self.lost):,} of the longest; {self.keeps}"
+                f"the tokens are cut, {max(self.lost):,} of the longest text; {self.keeps}"
             )
         if empty := sum(len(ids) == special for ids in self.examples.input_ids):
             yield f"{empty} of {len(self.examples.input_ids)} {self.name} {texts} are empty: they have no token"

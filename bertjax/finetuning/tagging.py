@@ -140,9 +140,10 @@ class TaggingTask(FineTuningTask, ReadsLabelledFiles):
         return [f"data.join = {join!r}"]
 
     def predict(self, source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
-        """Yields, per text, its `words`, `tags` and `offsets` (start and end characters); `entities` if tags are BIO.
+        """Yields the `words`, `tags` and `offsets` (start, end) of each text, and `entities` if the tags are BIO.
 
-        `split_words` finds the words. Words that the tokenizer drops, such as control characters, are left out.
+        `split_words` finds the words. The offsets are in characters. Words that the tokenizer drops, such as control
+        characters, are left out.
         """
         labels = source.label_names(len(source.params["classifier"]["dense"]["bias"]))
         join, plain_texts = join_of(source.settings), [text for (text,) in texts]
@@ -163,7 +164,7 @@ class TaggingTask(FineTuningTask, ReadsLabelledFiles):
     def labelled_sentences(
         self, source: Pretrained, sentences: Sequence[Sentence], with_context: bool = False, note: str = ""
     ) -> TaggedSentences:
-        """Returns sentences, which a checkpoint is scored on.
+        """Returns encoded sentences, for scoring a checkpoint.
 
         Args:
           source: the checkpoint.
@@ -191,5 +192,5 @@ def check_teacher(source: Pretrained, config: ConfigDict) -> None:
 
 
 def _unread(count: int) -> list[str]:
-    """Returns a line about words that are not read, if there are some."""
+    """Returns a line about words that the model does not read in full, if there are such words."""
     return [f"{count} words truncated or replaced by [UNK]: they have too many tokens, or none"] if count else []

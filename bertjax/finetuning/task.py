@@ -51,8 +51,8 @@ class FineTuning:
         if data.train.teacher_logits is not None:
             if not isinstance(label_loss, losses.DistillableLoss):
                 raise UserError(
-                    f"config.distill.teacher = {config.distill.teacher!r}: this task cannot have a teacher; leave it "
-                    f"out"
+                    f"config.distill.teacher = {config.distill.teacher!r}: this task cannot have a teacher; leave the "
+                    f"field empty"
                 )
             label_loss = losses.Distilled(label_loss, config.distill.temperature, config.distill.weight)
         self.loss = FineTuningLoss(self.model, data.head, label_loss)
@@ -118,7 +118,7 @@ class FineTuning:
     def flops(self, start: int, stop: int) -> int:
         """Returns the model FLOPs of steps `start` to `stop - 1`.
 
-        The function assumes that all epochs after the first have the batch shapes of the second.
+        The function assumes that all epochs after the epoch of `start` have the batch shapes of the next epoch.
         """
         if start >= stop:
             return 0

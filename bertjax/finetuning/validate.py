@@ -12,7 +12,7 @@ from bertjax.training.validate import validate_optimization, validate_shared_fie
 
 
 def validate(config: ml_collections.ConfigDict, with_data: bool = True) -> None:
-    """Raises `UserError` if a config of fine-tuning is invalid. Touches neither files nor devices.
+    """Raises `UserError` if a config of fine-tuning is invalid. Does not read files, and does not use devices.
 
     Args:
       config: the config.

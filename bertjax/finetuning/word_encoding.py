@@ -61,7 +61,7 @@ def encode_word_sequences(
       labels: the tags, by index of the label.
       tokenizer: the tokenizer.
       max_seq_length: the maximum number of tokens of a sequence.
-      with_context: whether consecutive sentences of a document share a sequence while they fit.
+      with_context: whether consecutive sentences of a document share a sequence, as long as the sentences fit.
       join: `config.data.join`.
 
     Raises:
@@ -88,7 +88,7 @@ def is_whole(tokenizer: Tokenizer, join: str) -> bool:
 def _groups(text: str, places: Sequence[tuple[int, int]], tokenizer: Tokenizer) -> list[_Group]:
     """Returns the tokens of a text, grouped by word. A word that the tokenizer drops becomes [UNK]."""
     ids, owners, is_covered = _owners(text, places, tokenizer)
-    groups, last, word = [], _Group([], 0), -1  # the last group with words; its last word
+    groups, last, word = [], _Group([], 0), -1  # `last` is the last group with words, and `word` the last word in it
 
     def pass_to(following: int) -> None:
         """Assigns the words between `word` and the next word in which a token begins."""

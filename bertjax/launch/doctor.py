@@ -1,7 +1,7 @@
 """Describes an installation for a bug report: versions, devices, memory, caches, optional packages, and problems.
 
-Imports the standard library only, so that it answers where a package is missing or broken. JAX and libtpu are loaded in
-other processes, which may hang or crash.
+This module imports only the standard library, so that the description works if a package is missing or broken. JAX and
+libtpu are loaded in other processes, because loading them may hang or crash.
 """
 
 import concurrent.futures
@@ -36,8 +36,8 @@ VARIABLES = (
     "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION", "JAX_ENABLE_X64", "HF_HUB_OFFLINE", "PYTHONPATH",
 )  # fmt: skip
 MOST_LINES, MOST_CHARACTERS = 20, 200  # lines of a report; characters of a reason or a variable
-SECONDS = 60.0  # for JAX to list its devices, and for libtpu to load
-WALK_SECONDS = 2.0  # for the size of a cache
+SECONDS = 60.0  # time limit for JAX to list its devices, and for libtpu to load
+WALK_SECONDS = 2.0  # time limit for measuring the size of a cache
 LITTLE = 10**9  # bytes of free disk that are too few
 REINSTALL, CHECKOUT = "pip install --force-reinstall", "pip install -e . in the checkout of bertjax"
 
@@ -106,7 +106,7 @@ class Diagnosis:
 
 
 def diagnose(probes: Mapping[str, Probe] | None = None) -> Diagnosis:
-    """Runs probes, at the same time; a probe that raises an exception has the reason as its line.
+    """Runs probes at the same time. If a probe raises an exception, the report contains the reason.
 
     Args:
       probes: {name: probe}; None for all of `PROBES`.
@@ -267,7 +267,7 @@ def cached() -> Finding:
 
 
 def _size(folder: str) -> tuple[int | None, bool]:
-    """Returns the bytes in a folder, None if it is missing; and whether all files were counted in `WALK_SECONDS`."""
+    """Returns the bytes in a folder (None for a missing folder), and whether `WALK_SECONDS` sufficed for all files."""
     if not os.path.isdir(folder):
         return None, True
     total, deadline = 0, time.monotonic() + WALK_SECONDS
@@ -341,7 +341,7 @@ def packages() -> Finding:
 
 
 def _unmet_of(name: str, extra: str = "") -> Iterator[Unmet]:
-    """Yields the unmet requirements of an extra of a package; with "", its unmet requirements without an extra."""
+    """Yields the unmet requirements of an extra of a package; if `extra` is "", of the package without extras."""
     from packaging.requirements import Requirement
 
     for requirement in map(Requirement, importlib.metadata.requires(name) or ()):

@@ -16,7 +16,7 @@ from bertjax.pretraining.stage_fields import changeable_fields
 
 
 def find_field(config: ConfigDict, path: str) -> fields.Field:
-    """Finds the field at `path`, such as "stages.long.data.masked_lm_prob", and adds it if the config may have it.
+    """Finds the field at `path`, such as "stages.long.data.masked_lm_prob". Adds the field if the config may have it.
 
     Raises:
       UserError: the config has no such field. The message lists the existing fields.
@@ -54,9 +54,10 @@ def _add_stage_field(config: ConfigDict, name: str, field: str) -> None:
 
 
 def note_overrides(config: ConfigDict, names: Iterable[str], width: int | None) -> None:
-    """Adds the names of the fields that the user has set to `config.overrides`, and sets the fields that follow them.
+    """Adds names of fields that the user has set to `config.overrides`, and sets the fields that depend on them.
 
-    With a recipe, the predictions of a stage follow its length. The sizes of a layer follow a new width.
+    With a recipe, `max_predictions_per_seq` of a stage depends on `length`. `model.intermediate_size` and
+    `model.num_attention_heads` change in proportion to `model.hidden_size`.
 
     Args:
       config: the config with the new values.
@@ -77,7 +78,7 @@ def note_overrides(config: ConfigDict, names: Iterable[str], width: int | None) 
 
 
 def _sizes_of_width(model: ConfigDict, width: int) -> dict[str, int]:
-    """Returns the sizes for `model.hidden_size` in the proportions that the sizes of `model` have to `width`."""
+    """Scales the sizes of `model`, which are for the hidden size `width`, to `model.hidden_size`."""
     hidden, sizes = model.hidden_size, {}
     if "intermediate_size" in model:
         sizes["intermediate_size"] = max(1, round(model.intermediate_size * hidden / width))

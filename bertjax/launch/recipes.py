@@ -17,9 +17,13 @@ NO_CHOICE = ("budget", "overrides", "recipe")  # fields that `prepared` does not
 def recipe_config(recipe: str) -> ml_collections.ConfigDict:
     """Returns the config of a recipe, with sizes that `launch.budget.plan` replaces.
 
-    modern: ModernBERT with packed sequences and 30 % masked tokens, different tokens in each epoch. The learning rate
-    is constant after its warm-up and falls in the last fifth (Warner et al. 2024; Weller et al. 2025). bert: BERT with
-    next-sentence prediction and 15 % masked tokens. The learning rate falls linearly (Devlin et al. 2019).
+    modern: ModernBERT with packed sequences and 30 % masked tokens. The learning rate is constant after the warm-up,
+    and falls in the last fifth of the steps (Warner et al. 2024; Weller et al. 2025).
+
+    bert: BERT with next-sentence prediction and 15 % masked tokens. The learning rate falls linearly after the warm-up
+    (Devlin et al. 2019).
+
+    Both recipes mask other tokens in each epoch.
     """
     config = pretraining_config().unlock()
     config.recipe = recipe
@@ -44,13 +48,14 @@ def recipe_config(recipe: str) -> ml_collections.ConfigDict:
 
 
 def prepared(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Returns a copy of a config with a recipe, in which `overrides` names all fields that somebody has set.
+    """Returns a copy of a config with a recipe, in which `overrides` names all fields that the user has set.
 
-    These are the fields that the command line has set, and the fields that differ from the config of the recipe. If
-    `config.recipe` names another recipe than the config was made with, the other fields have the values of that recipe.
+    These fields are the fields that the command line has set, and the fields that differ from the config of the recipe.
+    If the config was made with another recipe than `config.recipe`, all other fields of the copy have the values of
+    `config.recipe`.
 
     Raises:
-      UserError: the models of the recipe do not have a field that somebody has set.
+      UserError: the models of the recipe do not have a field that the user has set.
     """
     made_with = "bert" if config.model.family == "bert" else "modern"
     defaults = dict(_leaves(recipe_config(made_with)))

@@ -22,7 +22,7 @@ def use_tables(config: ConfigDict, data: Any, workdir: epath.PathLike) -> None:
     """Writes tables to `WORKDIR/data` as JSON lines, and sets the fields of the config that locate the data.
 
     Args:
-      config: the config to change: `data.path`, or `data.corpus` of pre-training.
+      config: the config. The function sets `data.path`, or in pre-training `data.corpus`.
       data: a table, or {"train": table, "dev": table}. A table is a pandas or polars DataFrame, a `datasets.Dataset`,
         or an iterable of dicts. Without a dev table, a tenth of the rows is held out.
       workdir: the folder of the run.

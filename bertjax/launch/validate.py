@@ -7,11 +7,11 @@ from bertjax.pretraining import validate as pretraining
 
 
 def validate(config: ConfigDict, with_data: bool = True, is_adopted: bool = False) -> None:
-    """Checks a config without touching files or devices.
+    """Checks a config, without files or devices.
 
     Args:
       config: the config of a run.
-      with_data: also require the location of the data.
+      with_data: whether to require the location of the data.
       is_adopted: with `adapt.model`, whether `config.model` already is the model of `init_checkpoint`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The plan of a config for chips that need not be present."""
+"""The plan of a config for chips, which this machine need not have."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -81,7 +81,7 @@ def parse_token_shares(config: ConfigDict, texts: Sequence[str]) -> list[float]:
     """Returns the values of --real_tokens_share.
 
     Raises:
-      UserError: if the config packs sequences and the number of shares is wrong, or if it does not pack them.
+      UserError: if the number of shares or a share is invalid, or if there are shares for a config without packing.
     """
     text, stages = ",".join(texts), len(config.get("stages", ("all",)))
     try:
@@ -94,6 +94,6 @@ def parse_token_shares(config: ConfigDict, texts: Sequence[str]) -> list[float]:
         raise UserError(f"--real_tokens_share={text}: also set --config.packing=True, without which rows are padded")
     for_each = f"for each of the {stages} stages, " if stages > 1 else ""
     raise UserError(
-        f"--real_tokens_share={text}: with config.packing, give one {for_each}above 0 and at most 1, such as "
-        f"{','.join(['0.7'] * stages)}; training without packing prints it"
+        f"--real_tokens_share={text}: with config.packing, give one share {for_each}above 0 and at most 1, such as "
+        f"{','.join(['0.7'] * stages)}; training without packing prints this share"
     )

@@ -40,14 +40,14 @@ class Collective:
     kind: str
     axes: tuple[str, ...]  # mesh axes along which the devices communicate
     dtype: str
-    bytes: int  # per step: of the whole arrays that are gathered or summed, or of the part of a device to exchange
+    bytes: int  # per step: the bytes of the whole gathered or summed arrays, or of the part that a device exchanges
     count: int  # collectives per step
     in_loop: bool  # inside a loop over layers or microbatches
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A Pallas kernel of bertjax. The compiler has no estimate for it."""
+    """A Pallas kernel of bertjax. The compiler has no estimate for such a kernel."""
 
     name: str
     bytes: int  # bytes that one call reads and writes
@@ -70,7 +70,7 @@ class Instruction:
     """An instruction of a computation: `name = shape opcode(operands), attributes`."""
 
     name: str
-    shape: str  # of an array, or (...) of several arrays
+    shape: str  # the shape of an array, or (...) with the shapes of several arrays
     opcode: str
     operands: tuple[str, ...]  # names
     attributes: str
@@ -271,7 +271,7 @@ class HloModule:
 
 
 def _collective_bytes(shape: str, kind: str, is_start: bool, ways: int) -> dict[str, int]:
-    """Returns `Collective.bytes` by dtype, of a collective with this shape of the result."""
+    """Returns `Collective.bytes` by dtype, for a collective whose result has this shape."""
     arrays = _arrays_of(_CONTEXT.sub("", shape) if kind == "collective-permute" else shape)
     if is_start and kind != "all-reduce":  # the result is (inputs, outputs)
         arrays = arrays[len(arrays) // 2 :]

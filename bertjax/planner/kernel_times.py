@@ -26,8 +26,8 @@ from bertjax.nn.kernels.fused_attention import FusedAttention, attention_backwar
 from bertjax.nn.kernels.fused_norm import fused_add_norm
 from bertjax.planner.hlo import Kernel, kernel_of
 
-# {generation: (analysed accelerator, number of its cores in a device)}. libtpu analyses v5e and v6e. The cycles of
-# another generation are the cycles of the most similar core.
+# {generation: (analysed accelerator, number of cores in a device)}. libtpu analyses v5e and v6e. The cycles of another
+# generation are the cycles of the most similar core.
 _ANALYSED = {"v5e": ("v5litepod-1", 1), "v4": ("v5litepod-1", 2), "v5p": ("v5litepod-1", 2), "v6e": ("v6e-1", 1)}
 _ANALYSED["tpu7x"] = _ANALYSED["v6e"]
 
@@ -43,7 +43,9 @@ _CYCLES = re.compile(r'"bundle_analysis_data":\{"estimated_cycles":"(\d+)"')
 def kernel_seconds(
     kernels: Sequence[Kernel], generation: Generation, config: ModelConfig, rows: int, length: int
 ) -> float:
-    """Returns the seconds of the kernels of a step on one device: the time of their cycles, or of their memory traffic.
+    """Returns the seconds of the kernels of a step on one device.
+
+    The time of a kernel is the time of the cycles, or the time of the memory traffic if this is longer.
 
     Args:
       kernels: the kernels of the compiled step.
@@ -91,7 +93,7 @@ class _Analysis(NamedTuple):
     device: Any
     length: int
     hidden: int
-    size: int  # of a head
+    size: int  # the size of a head
     attention_rate: float
     rate: float
 
@@ -144,7 +146,7 @@ def _windows(kernels: Sequence[str]) -> set[int | None]:
 
 
 def _main(name: str, kernels: list[str], *shape: Any) -> None:
-    """Prints the cycles of each kernel as JSON. Loops are counted for rows of one segment, where they are longest."""
+    """Prints the cycles of each kernel as JSON. Loops have the most iterations, as for rows with one segment."""
     analysis = _Analysis(accelerator(name).devices()[0], *shape)
     whole, turns = length_in_blocks(analysis.length), dict[str, float]()
     for window in _windows(kernels):  # the analysis counts one turn of a loop

@@ -27,7 +27,7 @@ from bertjax.training.step import Program, abstract_hyperparameters
 
 
 class OutOfMemory(Exception):
-    """The compiler ran out of HBM. `needed`: bytes per JAX device; None if the compiler does not report it."""
+    """The compiler ran out of HBM. `needed`: bytes per JAX device; None if the compiler does not report the bytes."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -61,7 +61,7 @@ class StagePlan:
     remat: str
     unroll: bool
     compile_seconds: float
-    out_of_memory: str = ""  # the message of the compiler; empty if it compiled
+    out_of_memory: str = ""  # the message of the compiler; empty if the stage compiled
     roofline: Roofline | None = None  # None on a TPU
 
     @property
@@ -179,7 +179,7 @@ class _Builder:
         self._program = Program(self._task, config, self._mesh)
 
     def stages(self) -> list[int]:
-        """Returns the numbers of the stages without stages whose batch grows later: they need less memory."""
+        """Returns the numbers of the stages. Omits parts of stages with a smaller batch, which need less memory."""
         return [number for number, planned in enumerate(self._stages) if not planned.stage.grows]
 
     def plan(self, number: int) -> StagePlan:

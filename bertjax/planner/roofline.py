@@ -1,9 +1,10 @@
 """A lower bound of the time of a step on a GPU. The compiler has no estimate for GPUs.
 
-A kernel takes at least the time of its matrix products at the rate of the data sheet, of its other operations at
-`Gpu.vector_rate`, and of its memory traffic. Kernels run one after the other, and collectives may overlap with kernels.
-A real step also takes time for launches and waiting, and no kernel reaches these rates. Arrays in the L2 cache are
-counted as memory traffic, so that a small model, whose arrays fit in the cache, may be faster than this bound.
+The bound of a kernel is the longest of three times: of the matrix products at the rate of the data sheet, of the other
+operations at `Gpu.vector_rate`, and of the memory traffic. Kernels run one after the other, and collectives may overlap
+with kernels. A real step also takes time for launches and waiting, and no kernel reaches these rates. Arrays in the L2
+cache are counted as memory traffic. A small model, whose arrays fit in the cache, may therefore be faster than this
+bound.
 """
 
 import dataclasses
@@ -180,7 +181,7 @@ class _Reader:
         return sum(operand.bytes for operand in operands[skipped:])
 
     def _used_bytes(self, computation: str, name: str) -> int:
-        """Returns the number of bytes that are read of a value in a fusion."""
+        """Returns the number of bytes of a value that a fusion reads."""
         instructions, total = self._module.computation(computation), 0
         for user in instructions.values():
             if name not in user.operands:
@@ -240,7 +241,7 @@ def _batch(attributes: str, shape: tuple[int, ...]) -> int:
 
 
 def _transfer_seconds(collective: Collective, target: Machines, mesh: Mesh) -> float:
-    """Returns the least time of collectives: all links and network adapters are busy all the time."""
+    """Returns the least time of collectives, as if all links and network adapters were busy all the time."""
     index = tuple(slice(None) if axis in collective.axes else 0 for axis in mesh.axis_names)
     group = mesh.devices[index].ravel()
     hosts = len({device.process_index for device in group})

@@ -12,13 +12,13 @@ from bertjax.training.monitoring.memory import as_flags
 
 LEFT_OUT = {
     "tpu": """\
-estimated step: the compiler's cycle estimate for computation, divided by the chip's clock. It excludes network
-time (see the collectives), copies between memories and waiting for data: a real step takes longer.""",
+estimated step: the compiler's cycle estimate for computation, divided by the chip's clock. The estimate excludes
+network time (see the collectives), copies between memories and waiting for data: a real step takes longer.""",
     "gpu": """\
-least step: a lower bound, not an estimate. A kernel takes at least the time of its products, of its other operations
-and of its memory traffic at the data sheet's rates. Collectives may run beside kernels, and take at least the time of
-the links. A real step takes longer. Attention is counted for rows of one segment; padding and packing save some of
-it.""",
+least step: a lower bound, not an estimate. A kernel takes at least the longest of three times: of its matrix products,
+of its other operations and of its memory traffic, at the rates of the data sheet. Collectives may run beside kernels,
+and take at least the time of the links. A real step takes longer. Attention is counted for rows with one segment;
+padding and packing reduce this work.""",
 }
 _SIZES = (
     "chips", "batch_size", "rows", "length", "remat", "unroll", "params_bytes", "optimizer_bytes", "hbm_used_bytes",

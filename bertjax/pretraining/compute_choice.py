@@ -52,7 +52,7 @@ def compute_candidates(config: ConfigDict, platform: str, chip: str) -> Iterator
 
 
 def fastest_that_fits(config: ConfigDict, mesh: Mesh, data: Sequence[StageData], platform: str) -> ConfigDict:
-    """Returns the first candidate with which the largest stage fits in device memory; the last if none fits."""
+    """Returns the first candidate with which the largest stage fits in device memory, or else the last candidate."""
     *candidates, last = compute_candidates(config, platform, mesh.devices.flat[0].device_kind)
     for candidate in candidates:
         if platform == "cpu":

@@ -126,7 +126,7 @@ class StageData:
             yield batch
 
     def has_arrays_of(self, objective: Objective) -> bool:
-        """Returns whether padded batches hold the arrays of an objective, perhaps of another stage."""
+        """Returns whether padded batches of this stage have the arrays of an objective (perhaps of another stage)."""
         return objective.batch_spec(self.config, self.stage).keys() <= self.padded_spec.keys()
 
     def first_batches(self, sequences: int) -> Iterator[Batch]:
@@ -259,7 +259,7 @@ def batch_spec(config: ConfigDict, stage: Stage) -> BatchSpec:
 
 
 def packed_spec(config: ConfigDict, spec: BatchSpec) -> BatchSpec:
-    """Returns the arrays of a packed batch of training. Rows have room for the predictions of an objective only.
+    """Returns the arrays of a packed training batch. `WORD_ARRAYS` are left out if no objective predicts words.
 
     Args:
       config: the whole config, with the values of the stage.
@@ -297,7 +297,7 @@ def packed_row_size(config: ConfigDict, stage: Stage) -> RowSize:
 
 
 def row_multiple(config: ConfigDict, mesh: Mesh) -> int:
-    """Returns the number of which the rows of a packed batch are a multiple: microbatches * data-parallel devices."""
+    """Returns a divisor of the number of rows of every packed batch: microbatches * data-parallel devices."""
     return mesh.shape["data"] * mesh.shape["fsdp"] * config.microbatches
 
 

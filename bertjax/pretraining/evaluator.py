@@ -1,4 +1,4 @@
-"""Evaluates the objectives and the baselines on held-out data."""
+"""Evaluates the objectives, and the baselines that the scores are compared with, on held-out data."""
 
 import dataclasses
 import functools
@@ -45,7 +45,7 @@ class PretrainingEvaluator(Evaluator):
       data: the data of each stage.
       losses: the loss of each stage.
       tokenizer: the tokenizer of the records, for bits per byte.
-      heldout_text: the text for bits per byte (`eval.bits_windows`); None if these are not measured.
+      heldout_text: the text for bits per byte (`eval.bits_windows`); None if bits per byte are not measured.
 
     Attributes:
       batch_size: the number of rows of an evaluation batch.
@@ -78,7 +78,7 @@ class PretrainingEvaluator(Evaluator):
         return min(data.rows // data.config.microbatches for data in stages)
 
     def run(self, params: dict, step: int, after_batch: Callable[[], None] = lambda: None) -> Scores | None:
-        """Returns the scores in the stage of the last update before `step`; None without held-out data.
+        """Returns the scores after `step` updates, in the stage of the last update; None without held-out data.
 
         Evaluates the first `eval.max_sequences` held-out sequences. Scores of stages with different sequence lengths
         are not comparable. With several sources, a score is the mean over the sources, weighted by their fractions of
@@ -114,7 +114,7 @@ class PretrainingEvaluator(Evaluator):
         return Scores({**scores}, -scores[f"{first}_loss"], measured_on)
 
     def _results(self, params: dict, batches: Iterator[Batch], statistics: dict, loss: StageLoss) -> Iterator[tuple]:
-        """Yields the result of `eval_step` for each batch. In a stream, a batch has the carry of the last batch."""
+        """Yields the result of `eval_step` for each batch. In a stream, a batch has the carry of the previous batch."""
         eval_step, carry, seed = self.eval_step(loss), self._init_carry(loss), self._config.data.seed
         for index, batch in enumerate(copy_to_devices(batches, self._mesh)):
             result, carry = eval_step(params, batch, statistics, np.array([seed, index], np.int32), carry)
@@ -183,7 +183,10 @@ class PretrainingEvaluator(Evaluator):
                 yield term, shape
 
     def _measured_statistics(self, after_batch: Callable[[], None]) -> dict[str, np.ndarray]:
-        """Returns the statistics of the first training sequences of the first stage with an objective's arrays."""
+        """Returns {objective: statistics of the baselines}, measured on `STATISTICS_SEQUENCES` training sequences.
+
+        The sequences of an objective are from the first stage whose batches have the arrays of the objective.
+        """
 
         def batches(objective: Objective) -> Iterator[Batch]:
             stage = next(data for data in self._data if data.has_arrays_of(objective))

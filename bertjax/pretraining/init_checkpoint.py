@@ -20,9 +20,10 @@ from bertjax.training.checkpoints.workdir import RunInfo
 
 
 def resolve(config: ConfigDict, previous: RunInfo | None) -> Resolution:
-    """Resolves a config: the previous run or `init_checkpoint` determines the open fields.
+    """Resolves a config: sets the fields that the previous run or `init_checkpoint` determines.
 
-    A resumed run keeps the spelling of `config.objective`. A branch uses the records of the parent run.
+    A resumed run keeps the spelling of `config.objective`. A branch uses the records of the parent run, unless the
+    config sets `data.records`.
 
     Args:
       config: the validated config of the user.
@@ -42,8 +43,8 @@ def resolve(config: ConfigDict, previous: RunInfo | None) -> Resolution:
 def resolve_checkpoint(config: ConfigDict, previous: RunInfo | None = None) -> Resolution:
     """Resolves the config fields that `init_checkpoint` determines.
 
-    These are the model fields of the group "behaviour" and, if it is unset, the tokenizer. With `adapt.model` these are
-    all model fields.
+    These fields are the model fields of the role "behaviour" and, if the config names neither a tokenizer nor records,
+    the tokenizer. With `adapt.model`, they include all model fields except fields that a run may choose.
 
     Args:
       config: the validated config of the user.
@@ -104,7 +105,7 @@ def _extend_model(config: ConfigDict) -> None:
     """Sets `vocab_size` and `max_position_embeddings` for new tokens and positions.
 
     Raises:
-      UserError: if `adapt.positions` is less than the positions of the checkpoint.
+      UserError: if `adapt.positions` is less than the number of positions of the checkpoint.
     """
     if config.tokenizer.extend:
         tokens = _tokenizer_to_extend(config).vocab_size + config.tokenizer.extend
@@ -137,7 +138,7 @@ def _check_stages(config: ConfigDict) -> None:
 
 
 def _tokenizer_to_extend(config: ConfigDict) -> Tokenizer:
-    """Returns the tokenizer to which `tokenizer.extend` adds tokens. Raises `UserError` if it cannot be extended."""
+    """Returns the tokenizer to which `tokenizer.extend` adds tokens. Raises `UserError` for a fixed vocabulary."""
     kind, path, lowercase = (config.tokenizer[name] for name in ("kind", "path", "lowercase"))
     loaded = (
         tokenizer.load_tokenizer(kind, path, lowercase) if path else pretrained.read_tokenizer(config.init_checkpoint)

@@ -63,7 +63,7 @@ def changes_of_data(config: ConfigDict, workdir: epath.Path, previous: RunInfo) 
 
 
 def _check_manifest(config: ConfigDict, manifest: Mapping[str, Any], folder: epath.Path, is_new: bool) -> None:
-    """Prints the warnings of the manifest. Raises `UserError` if the config or the corpus does not match it."""
+    """Prints the warnings of the manifest. Raises `UserError` if the config or the corpus differs from the manifest."""
     is_in_workdir, is_first_host = not config.data.records, jax.process_index() == 0
     if is_in_workdir and is_first_host:
         print(f"using the prepared records in {folder}", flush=True)

@@ -106,7 +106,7 @@ class PretrainingRun(Run):
       workdir: the folder of the run.
       records: the folder of the records.
       previous: the info of the run that is resumed; None for a new run.
-      heldout_text: the text for bits per byte; None without it.
+      heldout_text: the text for bits per byte; None if bits per byte are not measured.
     """
 
     task: Pretraining
@@ -225,7 +225,7 @@ def _notes(config: ConfigDict, task: Pretraining) -> list[str]:
     if steps >= task.total_steps:
         field = "warmup_tokens" if tokens else "warmup_steps"
         notes.append(
-            f"config.optimizer.{field} = {tokens or steps}: the run has {task.total_steps} steps and ends before the "
+            f"config.optimizer.{field} = {tokens or steps}: the run has {task.total_steps} steps and ends during the "
             "warm-up"
         )
     return notes

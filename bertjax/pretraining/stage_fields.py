@@ -14,7 +14,7 @@ FIXED_MODEL_FIELDS = ("max_position_embeddings", "memory_length", "classifier_dr
 
 
 def changeable_fields(config: ConfigDict) -> list[str]:
-    """Returns the fields that a stage may change. They affect neither the shapes of params nor the records."""
+    """Returns the fields that a stage may change. These fields affect neither the shapes of params nor the records."""
     model_configs = families.possible_config_classes(config)
     dropout = [
         name for model_config in model_configs for name in fields_with_roles(model_config, "") if "dropout" in name

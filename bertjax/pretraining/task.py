@@ -84,11 +84,14 @@ class Pretraining:
         return Carry(functools.partial(init_carry, model, self.config.batch_size), reach)
 
     def is_frozen(self, path: tuple[str, ...]) -> bool:
-        """Returns False: pre-training trains all params."""
+        """Returns False: only config fields such as `freeze_layers` freeze params in pre-training."""
         return False
 
     def layer_ids(self, path: tuple[str, ...]) -> np.ndarray | None:
-        """Returns the layers of a param, see `training.task.Task`. A delta param has the layers of the base param."""
+        """Returns the layers of a param, see `training.task.Task`.
+
+        A param that a joint model adds to another param (`JointModel.delta_target`) has the layers of the other param.
+        """
         targets = (objective.delta_target(path) for objective in joint_models(self._terms_of_stages))
         return families.layer_ids(self.loss.model.config, next(filter(None, targets), path))
 
@@ -100,7 +103,7 @@ class Pretraining:
                 start_step = data.stage.end_step
 
     def loss_and_config(self, step: int) -> tuple[StageLoss, ConfigDict]:
-        """Returns the loss and the config of `step`, the update after `step` updates."""
+        """Returns the loss and the config of the update that follows `step` updates."""
         return self.loss_and_config_of_stage(stage_index([data.stage for data in self.data], step))
 
     def loss_and_config_of_stage(self, index: int) -> tuple[StageLoss, ConfigDict]:

@@ -25,7 +25,7 @@ def validate(config: ConfigDict, with_data: bool = True, is_adopted: bool = Fals
 
     Args:
       config: the whole config.
-      with_data: also require the location of the data.
+      with_data: whether to require the location of the data.
       is_adopted: with `adapt.model`, whether `config.model` already is the model of `init_checkpoint`.
     """
     validate_pretraining(config, with_data)
@@ -38,7 +38,7 @@ def validate_pretraining(config: ConfigDict, with_data: bool = True) -> None:
 
     Args:
       config: the whole config.
-      with_data: also require the location of the data.
+      with_data: whether to require the location of the data.
     """
     require(config.task == "pretraining", "task", config.task, "must be 'pretraining' for this command")
     validate_shared_fields(config, PRETRAINING_LIMITS)
@@ -95,7 +95,7 @@ def _validate_evaluation(config: ConfigDict) -> None:
 
 
 def _validate_stream(config: ConfigDict) -> None:
-    if not config.adapt.model:  # Otherwise the checkpoint decides about the model.
+    if not config.adapt.model:  # Otherwise, the checkpoint determines the model.
         require_recurrent_memory(config)
     remedy = "must be False with data.stream=True, whose rows are full and hold one text each; set False"
     require(not config.packing, "packing", True, remedy)

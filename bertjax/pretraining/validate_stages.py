@@ -78,7 +78,7 @@ def _validate_shared_records(stages: ConfigDict) -> None:
 
 
 def _validate_order(stages: ConfigDict) -> None:
-    """Checks that stages of the same length are written in the alphabetical order of their names, as they run."""
+    """Checks that the config lists stages of the same length in alphabetical order, the order in which they run."""
     for length in {stage.length for stage in stages.values()}:
         written = [name for name in json.loads(stages.to_json_best_effort()) if stages[name].length == length]
         for name, next_name in itertools.pairwise(written):
@@ -120,7 +120,7 @@ def _set_field(config: ConfigDict, field: str, value: Any, stage_field: str) -> 
       UserError: if the value has another type than the value before.
     """
     section_name, _, last = field.rpartition(".")
-    if section_name == "model" and last not in config.model:  # The checkpoint decides about the family.
+    if section_name == "model" and last not in config.model:  # The checkpoint determines the family.
         families.add_field(config, last)
     remedy = f"must be a value such as {value_of(config, field)!r}"
     require(value is not None, stage_field, value, remedy)
@@ -132,7 +132,7 @@ def _set_field(config: ConfigDict, field: str, value: Any, stage_field: str) -> 
 
 
 def _validate_batch_sizes(config: ConfigDict, name: str, stage: ConfigDict) -> None:
-    """Checks the batch sizes of a stage, and the tokens that each of them needs."""
+    """Checks the batch sizes of a stage, and the number of tokens that each batch size needs."""
     batch_size = stage.get("batch_size", config.batch_size)
     microbatches = stage.get("microbatches", config.microbatches)
     ramp_from, ramp_tokens = stage.get("ramp_from", 0), stage.get("ramp_tokens", 0.0)
@@ -160,7 +160,7 @@ def _validate_batch_sizes(config: ConfigDict, name: str, stage: ConfigDict) -> N
 def _validate_lengths(config: ConfigDict, name: str, stage: ConfigDict) -> None:
     """Checks the sequence length of a stage, and the number of predictions."""
     length, predictions = stage.length, stage.max_predictions_per_seq
-    if not config.adapt.model:  # Otherwise the checkpoint decides about the number of positions.
+    if not config.adapt.model:  # Otherwise, the checkpoint determines the number of positions.
         limit = config.model.max_position_embeddings
         remedy = f"must be at most model.max_position_embeddings = {limit}; set a shorter length"
         require(length <= limit, f"stages.{name}.length", length, remedy)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 COLUMNS = 3
 AGAINST = ("steps", "tokens", "hours")
 WIDTH = "first numbers of an embedding"
-POINTS = 1000  # maximum points of a curve; averages of longer curves are drawn
+POINTS = 1000  # maximum points of a curve; a longer curve is drawn as averages of neighbors
 
 
 class Panel(NamedTuple):
@@ -27,7 +27,7 @@ class Panel(NamedTuple):
 
     Attributes:
       title: the title of the plot.
-      against: steps, tokens, hours, or `WIDTH`: then a line shows the last scores by their dimensions.
+      against: steps, tokens, hours, or `WIDTH`. With `WIDTH`, a line shows the last scores against the dimension.
       trained: metrics drawn as a thin line.
       scored: metrics drawn as dots on a line.
       baselines: metrics drawn as a dashed line.

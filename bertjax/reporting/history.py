@@ -39,7 +39,7 @@ class History:
         return np.interp(steps, *self._tokens)
 
     def hours(self, steps: np.ndarray) -> np.ndarray:
-        """Returns the hours of all processes of the run at some steps, with evaluations and waiting."""
+        """Returns the hours of all processes of the run up to some steps, including evaluations and waiting."""
         return np.interp(steps, *self._hours)
 
     @functools.cached_property
@@ -73,6 +73,6 @@ def read_history(workdir: epath.PathLike, name: str = "") -> History:
 
 
 def read_results(workdir: epath.PathLike) -> dict[epath.Path, TrialResult]:
-    """Returns {folder: result} of the finished trials of a sweep; empty if the workdir is not of a sweep."""
+    """Returns {folder: result} of the finished trials of a sweep; empty if the workdir does not contain a sweep."""
     paths = sorted((epath.Path(workdir) / TRIALS).glob(f"*/{TRIAL_RESULT}"))
     return {path.parent: read_json(path, TrialResult) for path in paths}

@@ -121,7 +121,10 @@ def _total_steps(info: RunInfo) -> int | None:
 
 
 def _last(lines: list[dict[str, Any]], pattern: str) -> str:
-    """Returns the first metric of the last line with a matching name, as "NAME VALUE"; "" if no name matches."""
+    """Returns the metric with a matching name in the last such line, as "NAME VALUE"; "" if no name matches.
+
+    If several names in the line match, returns the first metric.
+    """
     metrics = ((name, value) for line in reversed(lines) for name, value in line.items() if value is not None)
     return next((f"{name} {value:.3f}" for name, value in metrics if re.fullmatch(pattern, name)), "")
 

@@ -1,6 +1,6 @@
-"""Writes a page about runs: their numbers, curves and tables, as HTML that contains its pictures.
+"""Writes a page about runs: one HTML file with numbers, tables and embedded pictures of curves.
 
-`templates/report.html` has the layout. Jinja escapes all texts.
+`templates/report.html` defines the layout. Jinja escapes all texts.
 """
 
 import base64
@@ -88,7 +88,7 @@ def write_page(
         if name not in runs:
             groups |= _trials_by_settings(name, workdir)
     run_histories = [read_history(workdir, name) for name, workdir in runs.items()]
-    # The seeds of a single group of trials have names and colours.
+    # If there is only one group of trials, the plots show the name and the color of each trial, not of the group.
     is_alone = len(runs) + len(groups) == 1
     trials = ((trial, trial.name if is_alone else title) for title, results in groups.items() for trial in results)
     histories = [*run_histories, *(read_history(trial, name) for trial, name in trials)]
@@ -129,7 +129,7 @@ def _short_names(workdirs: Sequence[epath.PathLike]) -> dict[str, epath.Path]:
 def _content_of(workdir: epath.Path) -> dict[str, Any]:
     """Returns the report, a few predictions, the commands and the config of a run.
 
-    The workdirs of older versions lack some of them.
+    The workdirs of older versions lack some of these parts.
     """
     return {
         "report": read_report(workdir),
@@ -165,7 +165,7 @@ def _summary(run: History) -> list[str]:
 
 
 def _first_scores(scores: Mapping[str, float | None]) -> str:
-    """Formats the first scores. Omits the scores of single sources, "loss (SOURCE)", if there is a score of all."""
+    """Formats the first scores. Omits "loss (SOURCE)", the score of a single source, if there is a score "loss"."""
     of_all = {name for name in scores if " (" not in name}
     shown = (
         f"{name} {value:.3f}"

@@ -1,4 +1,4 @@
-"""The report about runs or a checkpoint: the choice of its parts, and repeated drawing while runs go on."""
+"""The report about runs or a checkpoint: chooses the parts of the page, and redraws the page while runs continue."""
 
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -26,7 +26,8 @@ def write_report(
       output: the folder to write to; "" for the workdir.
       text: the text whose attention is shown.
       words: the words whose nearest embeddings are listed; by default the words of the text.
-      required: "text" and "words", if the user has set them, and a page without them is an error.
+      required: the flags "text" and "words", if the user has set them. A page without the part of such a flag is an
+        error.
 
     Returns:
       The path of the page, and whether the page shows a checkpoint.

@@ -11,7 +11,7 @@ from bertjax.data.batch import join_microbatches, split_microbatches
 from bertjax.training.state import Frozen, merge_trainable, trainable_params
 from bertjax.training.task import CoupledLoss, Loss
 
-Gradients = tuple[dict, dict]  # (gradients of the trainable params, {metric: scalar} with the `loss`)
+Gradients = tuple[dict, dict]  # (gradients of the trainable params, {metric: scalar}, including `loss`)
 
 
 @dataclasses.dataclass(frozen=True)

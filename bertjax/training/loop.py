@@ -107,7 +107,7 @@ def train_task(
         clocks=clocks,
         scores=checkpoints.scores(start_step),
     )
-    del state  # The first step reuses its memory, so nothing may read it afterwards.
+    del state  # The first step reuses the memory of the arrays, so that nothing may read them afterwards.
     evaluation = Evaluation()
     first_hooks = FillRecurrentMemory(), CheckDivergence(), ReportMetrics(), SaveCheckpoints(save_final_opt_state)
     run.hooks = (*hooks, *make_hooks(config), *first_hooks, evaluation, Watchdog(), Profile())
@@ -132,7 +132,7 @@ def _run_steps(run: TrainingRun, evaluation: Evaluation, needs_compilation: bool
     Args:
       run: the run.
       evaluation: the hook that evaluates the model.
-      needs_compilation: whether the training step must be compiled, which a line then announces.
+      needs_compilation: whether the training step must be compiled. The loop then prints a line before compilation.
     """
     run_step = _StepRunner(run, needs_compilation)
     prefetch = contextlib.closing(copy_to_devices(run.task.batches(run.start_step), run.mesh))
@@ -202,7 +202,7 @@ class _StepRunner:
     def wait(self) -> None:
         """Waits until at most `STEPS_IN_FLIGHT` dispatched steps are unfinished.
 
-        The first step of the process must be finished, because the hook `Progress` prints a line about it.
+        Waits for the first step of the process, because the hook `ReportMetrics` prints a line about this step.
         """
         in_flight = STEPS_IN_FLIGHT if self._run.step > self._run.start_step + 1 else 0
         if len(self._losses) > in_flight:

@@ -1,4 +1,4 @@
-"""The interface by which the planner compiles the steps of a run without data."""
+"""The interface by which the planner (`bertjax.planner`) compiles the steps of a run without data."""
 
 import abc
 from collections.abc import Iterable, Sequence
@@ -43,7 +43,7 @@ class Planning(abc.ABC):
 
     @abc.abstractmethod
     def resolve(self, config: ConfigDict) -> Resolution:
-        """Returns the config with the fields that `init_checkpoint` determines and that memory and time depend on."""
+        """Sets the fields that affect memory and time and that `init_checkpoint` determines. Returns the new config."""
 
     @abc.abstractmethod
     def candidates(self, config: ConfigDict, platform: str, device_kind: str) -> Iterable[ConfigDict]:
@@ -60,5 +60,5 @@ class Planning(abc.ABC):
             packing.
 
         Raises:
-          UserError: if the shapes of the programs depend on the data.
+          UserError: if the shapes of the batches depend on the data.
         """

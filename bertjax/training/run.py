@@ -57,7 +57,7 @@ class Run(abc.ABC):
     notes: list[str]
 
     def __post_init__(self) -> None:
-        """Checks the phase of the config."""
+        """Raises `TypeError` if the config is not resolved."""
         if not isinstance(self.config, ResolvedConfig):
             raise TypeError("a run needs a resolved config: call RunKind.resolve")
 
@@ -142,7 +142,7 @@ def run_training(
       hooks: hooks that are called before the hooks of the config.
 
     Returns:
-      The result of `train`; None if the run was already finished.
+      The result of `train_task`; None if the run was already finished.
 
     Raises:
       UserError: the workdir holds an incompatible run, or a step runs out of memory.
@@ -305,7 +305,7 @@ class _WriteRunInfo(Hook):
 
 
 def _report(opened: Run, workdir: epath.Path, trained: TrainingResult) -> None:
-    """Prints the report and writes it to the workdir. All hosts call it."""
+    """Prints the report and writes the report to the workdir. All hosts call this function."""
     text, step, total = opened.report(trained), int(trained.state.step), opened.task.total_steps
     if step < total:
         text += f"\nstopped early, at step {step} of {total}"
@@ -320,8 +320,8 @@ def _report(opened: Run, workdir: epath.Path, trained: TrainingResult) -> None:
 def _keep_sizes(config: ConfigDict, earlier: RunInfo) -> None:
     """Copies `intermediate_size` and `num_attention_heads` of an earlier run, unless the user has set them.
 
-    The flag `--config.model.hidden_size` also sets these two fields, which it did not in older versions. Without the
-    copy, the command of an older run would give other sizes.
+    The flag `--config.model.hidden_size` also sets these two fields. In older versions, it did not. Without the copy,
+    the command of an older run would therefore give other sizes.
     """
     model, before = config.model, earlier.config.model
     if model.get("hidden_size") == before.get("hidden_size") and "model.hidden_size" in config.overrides:

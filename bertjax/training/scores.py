@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """The results of an evaluation, stored beside its checkpoint.
+    """The results of an evaluation, stored in the folder of the evaluated checkpoint.
 
     Args:
       scores: {metric: value}; None for an undefined value.

@@ -19,7 +19,8 @@ from typing import Any
 # Counts the sync points of all runs in this process. JAX makes the hosts stop at the same sync point.
 _sync_points = itertools.count(1)
 
-# Seconds after which the thread ends the process if the main thread has not handled a signal. No work is lost then.
+# Seconds after which the thread ends the process if the main thread has not handled a signal. The thread does so only
+# if the process has no unsaved work.
 GRACE_SECONDS = 2.0  # in `report_signals`
 REACTION_SECONDS = 0.5  # in `exit_on_signal`
 SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
@@ -44,8 +45,8 @@ def set_unsaved_work(description: str) -> None:
     signal.
 
     Args:
-      description: a description for the line that a signal prints, such as "saving step 45 first". If it is empty, a
-        signal stops the run at once.
+      description: a description for the line that a signal prints, such as "saving step 45 first". If the description
+        is empty, a signal stops the run at once.
     """
     if _state.is_single_host or not description:
         _state.unsaved_work = description

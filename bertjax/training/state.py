@@ -106,7 +106,7 @@ def make_layout(
     has_average: bool = False,
     init_carry: Callable[[], Any] | None = None,
 ) -> StateShardings:
-    """Makes the layout of a run.
+    """Returns the layout of a run: the shardings of all arrays.
 
     Args:
       init_params: key -> params, boxed as `nn.LogicallyPartitioned`.

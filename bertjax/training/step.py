@@ -189,17 +189,16 @@ def _make_train_step(
     mesh: Mesh,
     config: ConfigDict,
 ) -> jax.stages.Wrapped:
-    """Returns the jitted training step of a loss, which its first call compiles.
+    """Returns the jitted training step of a loss. The first call compiles the step.
 
-    The random key of a row is a function of (seed, step, index of the row in the batch). `dropout_rows` of a batch
-    replaces the indices by the indices of the padded
-    batch, so that the number of packed rows does not change dropout.
+    The random key of a row is a function of (seed, step, index of the row in the batch). A packed batch has
+    `dropout_rows`, the indices of the rows in the unpacked batch, so that dropout does not depend on packing.
 
     The mesh axis `data` divides the rows into groups. Each group sums its gradients. The step adds these sums once,
     in `config.grad_dtype`.
 
-    With `config.optimizer.skip_nonfinite`, a step with an infinite or undefined loss or gradient changes nothing
-    but the step number, and resets the carry.
+    With `config.optimizer.skip_nonfinite`, a step whose loss or gradient norm is not finite only increases the step
+    number and resets the carry.
     """
     loss, frozen = gradients.loss, gradients.frozen
 
@@ -243,9 +242,8 @@ def _skip_nonfinite(state: TrainState, new: TrainState, metrics: dict) -> TrainS
     """Returns the new state, or the old state with the new step number if the loss or gradient norm is not finite."""
     is_finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
     kept = jax.tree.map(lambda a, b: jnp.where(is_finite, b, a), state, new).replace(step=new.step)
-    if (
-        new.carry is not None
-    ):  # The old carry is the recurrent memory of an earlier batch: all rows start without memory.
+    # The old carry belongs to an earlier batch. After a nonfinite step, all rows therefore start without memory.
+    if new.carry is not None:
         kept = kept.replace(carry=new.carry.where(is_finite))
     return kept
 

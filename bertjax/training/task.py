@@ -75,7 +75,7 @@ class CoupledLoss(Loss):
     rows of other groups of devices.
 
     Attributes:
-      couples_rows: whether the loss depends on several rows at once. False: microbatches are independent.
+      couples_rows: whether the loss depends on several rows at once. If not, microbatches are independent.
     """
 
     couples_rows: bool

@@ -53,7 +53,7 @@ def test_main_trains_from_text_to_filled_masks(trained):
     assert "held-out masked words: loss" in result.stdout and "unigram baseline" in result.stdout
     assert "the man went to the [MASK] to buy a [MASK] of milk" in result.stdout
     assert "step 10/10 loss" in result.stdout
-    assert "config.optimizer.warmup_steps = 10000: the run has 10 steps and ends before the warm-up" in result.stdout
+    assert "config.optimizer.warmup_steps = 10000: the run has 10 steps and ends during the warm-up" in result.stdout
     assert re.search(r"^converting the text to sequences of 32 and 64 tokens$.*^step 1/10$", result.stdout, re.S | re.M)
     assert result.stdout.endswith("the run is in run; see run/report.html and run/checkpoints/10\n")
     predict, convert, _ = proposals(result)

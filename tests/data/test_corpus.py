@@ -191,7 +191,7 @@ def test_lines_do_not_depend_on_where_a_file_is_split(tmp_path, monkeypatch, com
 
 @pytest.mark.parametrize("name, content, message", [
     ("a.txt", "short\n\n" + "no end " * 1000, "a.txt:3: a line of more than 1,000 bytes"),
-    ("a.txt", "short\n\n" + "no blank line\n" * 10, "a.txt:3: a document of more than 100 characters, which ends"),
+    ("a.txt", "short\n\n" + "no blank line\n" * 10, "a.txt:3: a document of more than 100 characters, with config"),
     ("a.jsonl", json.dumps({"text": "x" * 101}), "a.jsonl:1: a document of more than 100 characters"),
 ])  # fmt: skip
 def test_a_line_or_document_without_end_is_refused(tmp_path, monkeypatch, name, content, message):

@@ -374,7 +374,7 @@ def test_predicted_tables_have_columns_of_predictions(tuned, tmp_path, monkeypat
     for source_suffix, suffix in ((".csv", ".tsv"), (".jsonl", ".csv"), (".csv", ".jsonl")):
         output = tmp_path / f"out{suffix}"
         printed = predicted_table.write_predictions(output, source, tmp_path / f"texts{source_suffix}")
-        assert printed == f"60 predictions in {output}, 1 of them of texts truncated to 32 tokens"
+        assert printed == f"60 predictions in {output}, 1 of them for texts truncated to 32 tokens"
         rows_read, _ = tables.read_table(output)
         assert [str(row.columns["id"]) for row in rows_read] == [str(row["id"]) for row in rows]
         for i, (row, one) in enumerate(zip(rows_read, expected)):

@@ -138,8 +138,8 @@ def test_a_tiny_run_trains_a_tagger(checkpoint, tmp_path):
 @pytest.mark.parametrize("content, message", [
     ("ship NN O\nsail O\n", r"a:2: 2 columns, expected 3 as in earlier lines"),
     ("ship NN O\tO\nsail NN\tO\n", r"a:2: 3 columns, expected 4"),
-    ("1 ship O\n2 sail O\n\n1 net O\n", r"a:1: the first column has no words, but 1, 2"),
-    ("bc/cctv/00 0 O\nbc/cctv/00 1 O\n", r"a:1: the first column has no words, but bc/cctv/00"),
+    ("1 ship O\n2 sail O\n\n1 net O\n", r"a:1: the first column has 1, 2 instead of words"),
+    ("bc/cctv/00 0 O\nbc/cctv/00 1 O\n", r"a:1: the first column has bc/cctv/00 instead of words"),
     ("# text = a ship\nship O\n", r"a:1: a comment, '# text = a ship'; remove lines that begin with #"),
     ("ship NN O\n#sent 2\n", r"a:2: a comment, '#sent 2'"),
     ("ship\n", r"a:1: 1 columns, expected at least 2: a word and a tag"),
@@ -354,7 +354,7 @@ def test_an_inconsistent_tag_is_reported_and_does_not_change_the_score(tmp_path,
         (",ship,O\n,sail,B-LOC\n", r"train.csv:2: s is empty; write the name of the sentence in the first row"),
         ("1,ship,B-LOC\n1,sail,nan\n", r"train.csv:3: the word is 'sail' and the tag 'nan'; set both"),
         ('1,",O\n1,ship,B-LOC\n2,",O\n', r"train.csv:2: the word has several lines; write a quotation mark as"),
-        ("1,1,B-LOC\n,,\n2,2,O\n", r"train.csv:2: config.data.words = 'w': the column has no words, but 1, 2"),
+        ("1,1,B-LOC\n,,\n2,2,O\n", r"train.csv:2: config.data.words = 'w': the column has 1, 2 instead of words"),
     ):
         (tmp_path / "train.csv").write_text("s,w,t\n" + content)
         with pytest.raises(UserError, match=message):

@@ -76,7 +76,7 @@ def apply_rules(document: Document, rules: Mapping, counts: Counter) -> Document
       counts: the number of changes, which the function increases.
 
     Returns:
-      The changed document; None if the rules remove it.
+      The changed document; None if the rules remove the document.
     """
     if rules["nfc"]:
         lines = [unicodedata.normalize("NFC", line) for line in document.lines]
@@ -112,7 +112,7 @@ def without_repeats(
       counts: the number of changes, which the function increases.
 
     Returns:
-      The document without repeated lines; None if it is repeated, or too short then.
+      The document without repeated lines; None if the document is repeated, or too short without these lines.
     """
     for change, positions in (
         ("duplicate_documents", repeats.duplicates),
@@ -187,7 +187,7 @@ def hashes_of(chunk: Sequence[tuple[int, list[str]]], rules: Mapping) -> dict[st
 
 
 def bands_of(texts: Iterable[list[str]]) -> np.ndarray:
-    """Returns MinHash bands of documents, `[documents, BANDS]`. Similar documents have at least one equal band."""
+    """Returns MinHash bands of documents, `[documents, BANDS]`. Similar documents probably have an equal band."""
     try:
         import rensa
     except ImportError:

@@ -28,7 +28,7 @@ class Portion(NamedTuple):
       identity: a string that changes if the text may have changed.
       bytes: the size of the files as stored, or the size that a data set states; 0 if unknown.
       stamps: a hash of the size and time of each file, `STAMP_BYTES` per file.
-      unread: `reading.Kinds` of the source, in the first portion of the source.
+      unread: the files of the source that are not read; only the first portion of the source has them.
     """
 
     source: str
@@ -46,7 +46,7 @@ class Portion(NamedTuple):
 
 
 def corpus_portions(sources: Sequence[str]) -> list[Portion]:
-    """Divides the corpus into portions of about `PORTION_BYTES`; a portion is of one source.
+    """Divides the corpus into portions of about `PORTION_BYTES`. Each portion belongs to one source.
 
     The portions are a function of the sources and of the paths and sizes of their files.
 
@@ -70,7 +70,7 @@ def corpus_portions(sources: Sequence[str]) -> list[Portion]:
 
 
 def in_groups(items: Iterable[T], size_of: Callable[[T], int], enough: int) -> Iterator[list[T]]:
-    """Yields groups of consecutive items. The sizes of a group, except the last, add up to at least `enough`."""
+    """Yields groups of consecutive items. The total size of each group, except the last group, is at least `enough`."""
     group: list[T] = []
     size = 0
     for item in items:

@@ -1,4 +1,4 @@
-"""Fingerprints of the files with training examples. They identify the data of a run."""
+"""Fingerprints of the files with training examples. The fingerprints identify the data of a run."""
 
 import contextlib
 import contextvars

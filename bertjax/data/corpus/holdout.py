@@ -1,7 +1,7 @@
 """Holds out a tenth of the examples of one file as the dev set, for data without a dev file.
 
-The split is a function of the file and of `config.data.heldout_seed`: it is the same on all hosts, in a resumed run and
-in `evaluate`.
+The split is a function of the file and of `config.data.heldout_seed`. The split is therefore the same on all hosts, in
+a resumed run and in `evaluate`.
 """
 
 import hashlib
@@ -38,13 +38,13 @@ def is_file_of_run(path: epath.PathLike, data: ConfigDict, known: dict[str, str]
 
 
 def choose_heldout(labels: Sequence[Sequence[Any]], seed: int, stratified: bool = True) -> set[int]:
-    """Returns the numbers of the examples to hold out, one of `ONE_OF`.
+    """Returns the indices of the examples to hold out, one of `ONE_OF`.
 
     Args:
-      labels: the distinct labels of each example. An example stays in the training data if none of the remaining
-        training examples has one of its labels.
+      labels: the distinct labels of each example. The last training example with a label is not held out.
       seed: the seed of the split.
-      stratified: holds out one of `ONE_OF` of the examples of each label. The rarest label of an example counts.
+      stratified: whether to hold out one of `ONE_OF` examples of each label. An example with several labels counts for
+        the rarest of these labels.
     """
     left = Counter(label for labels_of_example in labels for label in labels_of_example)
     counts = dict(left)
@@ -68,7 +68,7 @@ def require_heldout(held_out: int, examples: int, data: ConfigDict, noun: str, l
       held_out: the number of held-out examples.
       examples: the number of all examples.
       data: `config.data`.
-      noun: the name of the examples, such as "rows".
+      noun: the word for examples in the message, such as "rows".
       least: the minimum number of held-out examples.
     """
     if held_out < least:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from bertjax.common.progress import Bar
 from bertjax.data.corpus.reading import Document
 
-# Matches a string at the start of a file or after a line that ends in a colon. 18 times as fast as the ast module.
+# Matches a string at the start of a file or after a line that ends in a colon: 18 times as fast as the module `ast`.
 DOCSTRING = re.compile(r'(?:\A|:[ \t]*(?:#[^\n]*)?\n)\s*[rRuU]?"""(.*?)"""', re.DOTALL)
 
 MAX_CHARACTERS = 5_000_000  # total characters of prose: enough for a demonstration, and read in seconds
@@ -69,7 +69,7 @@ def _find_documents() -> Iterator[Document]:
 
 
 def docstrings(path: pathlib.Path) -> list[str]:
-    """Returns the docstrings of a Python file in file order; an empty list if it cannot be read."""
+    """Returns the docstrings of a Python file in file order; an empty list if the file cannot be read."""
     try:
         return DOCSTRING.findall(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError):

@@ -85,8 +85,8 @@ class File(NamedTuple):
     Attributes:
       path: the path or URL.
       size: the size in bytes as stored.
-      modified: the time of the last change since 1970: nanoseconds for local files, seconds for remote files, because
-        listings have no nanoseconds; 0 if unknown.
+      modified: the time of the last change, counted from 1970; 0 if unknown. The unit is nanoseconds for local files,
+        and seconds for remote files, because listings of remote files have no nanoseconds.
     """
 
     path: str
@@ -122,7 +122,12 @@ class ReadOptions:
         """Handles a chunk that was read, with its number of bytes as stored."""
 
     def count(self, event: str) -> None:
-        """Handles "files" (a file with documents), "empty_files" (another file) or "empty_documents" (without text)."""
+        """Handles an event of reading.
+
+        Args:
+          event: "files" for a file with documents, "empty_files" for a file without documents, or "empty_documents" for
+            a document without text.
+        """
 
     def on_skipped_file(self, path: str, fault: str) -> None:
         """Handles a .json file without JSON lines."""
@@ -137,7 +142,11 @@ DEFAULT = ReadOptions()
 
 
 def read_corpus_file(path: str, options: ReadOptions = DEFAULT) -> Iterator[Document]:
-    """Yields the documents of a file. Raises `UserError` with file and line if it is damaged, cut off, or not text."""
+    """Yields the documents of a file.
+
+    Raises:
+      UserError: the file is damaged, cut off, or not text. The message contains the file and the line.
+    """
     readers = {".txt": _read_txt, ".jsonl": _read_jsonl, ".json": _read_jsonl, ".parquet": _read_parquet}
     suffix, is_empty = _suffixes(path)[0], True
     if suffix == ".json" and (fault := _fault_of_json(path, options)):
@@ -242,7 +251,7 @@ def printable(name: str) -> str:
 
 
 def file_at(path: str) -> File:
-    """Returns the current size and time of a file. Raises `UserError` if it does not exist."""
+    """Returns the current size and time of a file. Raises `UserError` if the file does not exist."""
     try:
         if "://" not in path:
             status = os.stat(path)
@@ -308,7 +317,7 @@ def _find_remote(source: str) -> tuple[list[File], list[str]]:
 
 
 def _filesystem_of(path: str) -> tuple[fs.FileSystem, str]:
-    """Returns the file system of a URL, and the path in it."""
+    """Returns the file system of a URL, and the path in the file system."""
     scheme, _, rest = path.partition("://")
     authority, _, rest = rest.partition("/")
     filesystem, inner = _connect(scheme, authority)
@@ -474,8 +483,8 @@ def _read_txt(path: str, options: ReadOptions) -> Iterator[Document]:
             characters += len(text)
             if characters > MAX_DOCUMENT_CHARACTERS:
                 options.on_bad(
-                    f"{path}:{start}: a document of more than {MAX_DOCUMENT_CHARACTERS:,} characters, which ends with "
-                    f"a {options.document.replace('_', ' ')} (config.data.document)"
+                    f"{path}:{start}: a document of more than {MAX_DOCUMENT_CHARACTERS:,} characters, with "
+                    f"config.data.document = {options.document!r}"
                 )
                 lines, is_bad = [], True
         if options.document == "line" or (options.document == "blank_line" and text == ""):

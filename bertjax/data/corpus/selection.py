@@ -1,8 +1,8 @@
 """Cleans the documents of a corpus, assigns them to training or held-out data, and computes numbers of copies.
 
 A document belongs to a part of the records: "train" or "heldout". With several sources, "heldout-0" has the held-out
-documents of the first source, and so on, so that each source can be evaluated separately. If the sources are mixed in
-training (`data.mix_when`), "train-0" has the training documents of the first source.
+documents of the first source, and so on, so that each source can be evaluated separately. If the sources are mixed
+when the records are read (`data.mix_when=read`), "train-0" has the training documents of the first source.
 """
 
 import collections
@@ -25,7 +25,7 @@ from bertjax.data.corpus.cleaning import Repeats
 from bertjax.data.corpus.reading import Document
 
 SPLITS = ("train", "heldout")
-MAX_NAMED = 10  # invalid documents of a group that are named
+MAX_NAMED = 10  # invalid documents of a group that messages name
 
 
 class Selected(NamedTuple):
@@ -43,14 +43,14 @@ def is_train(part: str) -> bool:
 
 
 def split_of(part: str, sources: Sequence[str]) -> tuple[str, str]:
-    """Returns the split and the source of a part. The source is "" unless the part has one of several sources."""
+    """Returns the split and the source of a part. The source is "" if the part contains all sources."""
     split, _, number = part.partition("-")
     return split, sources[int(number)] if number else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """The selection of documents. It is a function of each document, so that groups can be read in any order.
+    """The selection of documents. Each document is selected on its own, so that groups can be read in any order.
 
     Attributes:
       data: `config.data`, as a dict.
@@ -67,8 +67,9 @@ class Selection:
 
         Args:
           group: the group.
-          counts: increased by the changes of cleaning, the "bytes" that were read, the "documents" and "characters" of
-            each source with copies, the "unused_documents" without copies, and the counts of `clean`.
+          counts: the counter to increase. The method counts the changes of cleaning, the "bytes" that were read, the
+            "documents" and "characters" of each source (each copy counts), the "unused_documents" without copies, and
+            the counts of `clean`.
         """
         for position, source, document in self.clean(group, counts):
             rules = self.data["cleaning"]
@@ -85,8 +86,8 @@ class Selection:
 
         Args:
           group: the group.
-          counts: increased by the documents "read" of each source and by the events of `ReadOptions`. Contains the
-            names of the first skipped files.
+          counts: the counter to increase. The method counts the documents "read" of each source and the events of
+            `ReadOptions`, and adds the names of the first skipped files.
         """
         place = 0
         for portion in group.portions:

@@ -29,8 +29,8 @@ class Row(NamedTuple):
     """The columns of an example.
 
     Attributes:
-      columns: the values by the name of the column: text, or values of JSON and TensorFlow Datasets. `column` converts
-        them to text.
+      columns: the values by the name of the column: text, or values of JSON and TensorFlow Datasets. The function
+        `column` converts a value to text.
       where: the location for error messages, "FILE:LINE".
     """
 
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 class TableRows(Sequence[Row]):
-    """The rows of a file in little memory. A `Row` is created for each access."""
+    """The rows of a file, stored in little memory. Each access creates a `Row`."""
 
     def __init__(self, file: epath.PathLike):
         """Creates an empty table for the rows of a file."""
@@ -107,8 +107,8 @@ def read_table(
       The rows, and the number of dropped rows.
 
     Raises:
-      UserError: the file is missing, has no rows, a row with a wrong number of columns, two columns with the same name
-        or another separator, or is not UTF-8, CSV or JSON.
+      UserError: the file is missing, or is not UTF-8, CSV or JSON; the table has no rows, a row with a wrong number of
+        columns, two columns with the same name, or another separator than the suffix of the file requires.
     """
     path = epath.Path(path)
     rows, dropped = TableRows(path), 0
@@ -152,7 +152,7 @@ def missing_file(folder: str, names: str) -> UserError:
 
 
 def read_text(path: epath.PathLike) -> str:
-    """Returns the content of a file. Raises `UserError` if it does not exist or is not UTF-8."""
+    """Returns the content of a file. Raises `UserError` if the file does not exist or is not UTF-8."""
     path = epath.Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file; correct the path")
@@ -226,7 +226,7 @@ def _width(cells: Sequence[str]) -> int:
 
 
 def _is_quoted(path: epath.Path) -> bool:
-    """Returns whether quotes around the cells of a TSV enclose them, as pandas writes it, and are not part of the text.
+    """Returns whether quotes enclose the cells of a TSV, as in files of pandas. Otherwise, quotes are part of the text.
 
     Parses the file with and without enclosing quotes, and compares the numbers of columns of all rows:
     - If all rows have the same number in one case only, this case is true.
@@ -266,7 +266,7 @@ def _first_odd(lines: Iterator[tuple[int, list[str]]]) -> int:
 
 
 def _holds_rows(cells: Sequence[str], width: int) -> bool:
-    """Returns whether a quoted cell contains line ends between complete rows: its quotes belong to text of two rows."""
+    """Returns whether a quoted cell contains whole rows. The quotes then belong to the texts of two different rows."""
     for place, cell in enumerate(cells):
         tabs = [line.count("\t") for line in cell.split("\n")] if "\n" in cell else ()
         if tabs and tabs == [width - 1 - place, *[width - 1] * (len(tabs) - 2), place]:
@@ -295,7 +295,7 @@ def _plain_lines(path: epath.Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _quoted_lines(path: epath.Path, separator: str) -> Iterator[tuple[int, list[str]]]:
-    # The space after a separator is not part of a cell: it may precede a quote.
+    # The space after a separator is not part of a cell, because a quote may follow the space.
     reader = csv.reader(lines_with_ends(path), delimiter=separator, skipinitialspace=True, strict=True)
     first = 1
     try:

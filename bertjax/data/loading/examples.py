@@ -221,7 +221,7 @@ class Examples:
 
 
 def _fill(table: np.ndarray, rows: Iterable[int], starts: Iterable[int], arrays: Iterable) -> np.ndarray:
-    """Writes an array into each of some rows of a table, from a start; returns the table."""
+    """Writes each array into a row of a table, from a start position in the row. Returns the table."""
     for row, start, array in zip(rows, starts, arrays):
         table[row, start : start + len(array)] = array
     return table
@@ -243,12 +243,12 @@ def next_power_of_two(number: int) -> int:
 
 
 def steps_per_epoch(examples: int, batch_size: int) -> int:
-    """Returns the number of batches per epoch; the last one may be partial."""
+    """Returns the number of batches per epoch. The last batch of an epoch may be smaller."""
     return math.ceil(examples / batch_size)
 
 
 def count_steps(config: ConfigDict, train_examples: int) -> int:
-    """Returns the steps of fine-tuning. The last batch of an epoch may be smaller, as in transformers' `Trainer`."""
+    """Returns the number of fine-tuning steps. The last batch of an epoch may be smaller, as in transformers."""
     return max(1, round(config.epochs * steps_per_epoch(train_examples, config.batch_size)))
 
 
@@ -409,9 +409,9 @@ class PackedOrder(Order):
 def packed_evaluation(
     examples: Examples, batch_size: int, longest: int, multiple: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, int, RowSize]]:
-    """Yields the arguments of `Examples.packed` for batches of equal shape in which each example occurs once.
+    """Yields the arguments of `Examples.packed` for batches of equal shape. Each example occurs in one batch.
 
-    A batch has at most `EVALUATED_TOKENS` for each of `batch_size` examples, rounded up to whole rows.
+    A batch has at most `batch_size * EVALUATED_TOKENS` tokens, rounded up to `multiple` rows.
 
     Args:
       examples: the examples to evaluate.

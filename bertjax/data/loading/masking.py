@@ -40,7 +40,7 @@ class Masking(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TokenMasking(BatchTransform):
-    """Masks the tokens of rows. As a transform, each reading of a row draws another mask.
+    """Masks the tokens of rows. With dynamic masking, each reading of a row draws a new mask.
 
     Attributes:
       masked_lm_prob: the share of the tokens of a row that are selected.
@@ -100,8 +100,9 @@ class TokenMasking(BatchTransform):
     def mask(self, ids: np.ndarray, sizes: np.ndarray, draws: Batch) -> Masking:
         """Masks the share `masked_lm_prob` of the tokens of each row: 1 to `max_predictions_per_seq` tokens.
 
-        [CLS] and [SEP] count as tokens but are never selected, and words that would exceed the number are passed over,
-        as in Google's create_masked_lm_predictions. The tokens of a span are all masked, all random, or all unchanged.
+        [CLS] and [SEP] count as tokens but are never selected. Words with more tokens than the number that is left are
+        skipped, as in Google's create_masked_lm_predictions. The tokens of a span are all masked, all random, or all
+        unchanged.
 
         Args:
           ids: `[rows, length]`, padded, of any integer type. The positions and labels have the same type.
@@ -186,7 +187,8 @@ def _select_tokens(allowed: np.ndarray, wanted: np.ndarray, draws: Batch) -> tup
       draws: the random numbers.
 
     Returns:
-      The positions of the selected tokens in the flattened rows, ascending; and the number of tokens of each row.
+      The positions of the selected tokens in the flattened rows, ascending; and the number of selected tokens of each
+      row.
     """
     rows, length = allowed.shape
     columns = first_allowed(draws["order"], allowed, min(int(wanted.max(initial=1)), length))
@@ -202,7 +204,7 @@ def _select_words(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Selects spans of whole words.
 
-    A span ends before a special token, before a selected word, and before a word that would exceed the number.
+    A span ends before a special token, before a selected word, and before a word that would exceed `wanted`.
 
     Args:
       allowed: `[rows, length]` booleans.
@@ -211,8 +213,8 @@ def _select_words(
       draws: the random numbers.
 
     Returns:
-      The positions of the selected tokens in the flattened rows, ascending; the number of tokens of each row; and for
-      each selected token, the number of tokens that were selected in its row before its span.
+      The positions of the selected tokens in the flattened rows, ascending; the number of selected tokens of each row;
+      and for each selected token, the number of tokens of the row that were selected before the token's span.
     """
     rows, length = allowed.shape
     # Tokens after the first token of a word. A special token ends a word.

@@ -1,4 +1,4 @@
-"""The order of training: assigns records to steps. It is a function of (seed, records) for any number of hosts.
+"""The order of training assigns records to steps. The order is a function of (seed, records) for any number of hosts.
 
 The records of a set form one list, which is divided into `lanes` contiguous ranges of equal size. In an epoch, a lane
 reads the files of its range in random order. A window is a number of consecutive records of a lane, which are shuffled
@@ -211,8 +211,8 @@ class Order:
           count: the number of rows of the batch of all hosts.
 
         Returns:
-          The row of each sequence `[sequences]`, counted from 0 in the rows of these groups; and the position of its
-          first token in the row `[sequences]`.
+          The row of each sequence `[sequences]`, counted from 0 in the rows of these groups; and the position of the
+          sequence in the row `[sequences]`, in tokens.
         """
         window, offset = divmod(step, self.steps)
         arrangements = [self.arrangement(group, window) for group in groups.tolist()]

@@ -89,7 +89,8 @@ def best_fit(lengths: np.ndarray, row: RowSize, rng: np.random.Generator) -> np.
     """Packs sequences into bins by best-fit decreasing.
 
     The longest sequences come first. A sequence goes to the bin with the least room that suffices. Sequences of the
-    same length are interchangeable, and so are bins with the same room. Therefore an iteration places many sequences.
+    same length are interchangeable, and bins with the same room are interchangeable. Therefore one iteration can place
+    many sequences.
 
     Args:
       lengths: `[sequences]`, the tokens of each sequence.
@@ -161,7 +162,7 @@ def deal(bins: np.ndarray, lengths: np.ndarray, sizes: np.ndarray, rng: np.rando
     _even_out(step, counts, missing)
     step_of_sequence = step[bins]
 
-    # Move the shortest sequences out of the steps with too many sequences. Each of them gets a new bin.
+    # Move the shortest sequences out of the steps with too many sequences. Each moved sequence gets a new bin.
     surplus = np.flatnonzero(missing[step_of_sequence] < 0)
     surplus = surplus[np.lexsort((lengths[surplus], step_of_sequence[surplus]))]
     steps = step_of_sequence[surplus]
@@ -175,9 +176,10 @@ def _even_out(step: np.ndarray, counts: np.ndarray, missing: np.ndarray) -> None
     """Exchanges bins between steps with too many sequences and steps with too few.
 
     Args:
-      step: `[bins]`, the step of each bin. The function changes it.
+      step: `[bins]`, the step of each bin. The function changes this array.
       counts: `[bins]`, the number of sequences of each bin.
-      missing: `[steps]`, the number of sequences that each step misses. The function changes it.
+      missing: `[steps]`, the number of sequences that each step lacks; negative for too many sequences. The function
+        changes this array.
     """
     bins: Bins = {int(number): collections.defaultdict(list) for number in np.flatnonzero(missing)}
     for number in np.flatnonzero(np.isin(step, list(bins))).tolist():

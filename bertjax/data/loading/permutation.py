@@ -102,7 +102,7 @@ def _put(array: np.ndarray, columns: np.ndarray, counts: np.ndarray, values: np.
     """Writes values to some columns of each row of an array.
 
     Args:
-      array: `[rows, length]`. The function changes it.
+      array: `[rows, length]`. The function changes this array.
       columns: `[rows, most]`, the columns.
       counts: `[rows]`, the number of columns of each row; the function ignores all further columns.
       values: `[most]`, or one value.

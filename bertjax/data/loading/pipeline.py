@@ -1,8 +1,8 @@
 """Reads records into batches. The batch of a step is a function of (seed, step, records), for any number of hosts.
 
 The random numbers of a transform, such as dynamic masking, are a function of (seed, index of the sequence in the order
-of training). If a record cannot be read, an error is raised. With `data.on_corrupt=skip`, an empty sequence replaces
-the record, and the reader restarts at the same step, so that the steps of other sequences do not change.
+of training). By default, a record that cannot be read raises an error. With `data.on_corrupt=skip`, an empty sequence
+replaces the record, and the reader restarts at the same step, so that the steps of other sequences do not change.
 """
 
 import functools
@@ -253,7 +253,7 @@ def _parsed_batches(source: RecordSource, step: int) -> Iterator[Batch]:
 
 
 def _locate_unreadable(source: RecordSource, step: int, skipped: SkippedRecords) -> bool:
-    """Adds the records that cannot be read to `skipped`, and returns whether there are any.
+    """Adds the records that cannot be read to `skipped`, and returns whether there are such records.
 
     Raises:
       UserError: if `data.on_corrupt` is stop, or if no record can be read.

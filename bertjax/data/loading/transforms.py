@@ -54,7 +54,7 @@ class SeededTransform(NamedTuple):
 
     Attributes:
       transform: the transform.
-      seed: numbers that are added to the seed of the run, and differ between the transforms of a run.
+      seed: numbers that are appended to the seed of the run. They differ between the transforms of a run.
       adds: the spec of the arrays that the transform may add; None for all arrays.
       owner: the name of the objective, for messages.
     """
@@ -79,7 +79,7 @@ def apply_transforms(
       seed: the seed of the run.
 
     Raises:
-      ValueError: if a transform adds an array that `adds` does not declare, or with another dtype.
+      ValueError: if a transform adds an array that `adds` does not declare, or declares with another dtype.
     """
     result, length = dict(batch), batch["input_ids"].shape[1]
     for transform, transform_seed, adds, owner in transforms:

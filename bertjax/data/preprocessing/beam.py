@@ -1,4 +1,4 @@
-"""The preparation as Apache Beam pipelines, for clusters. The functions and the bytes of the records are the same.
+"""The preparation as Apache Beam pipelines, for clusters. The bytes of the records are the same as in `preparation`.
 
 Groups are read in parallel. Blocks are converted to sequences on any machine. The sequences of a shard are gathered by
 a range of random keys, as in `preparation`. A step holds at most one block or one shard, as arrays.
@@ -45,7 +45,7 @@ COUNTED_TOGETHER = 100_000  # words
 
 @contextlib.contextmanager
 def pipeline(options: Sequence[str]) -> Iterator:
-    """Runs a pipeline with options of Beam. Raises `UserError` if it fails."""
+    """Runs a pipeline with options of Beam. Raises `UserError` if the pipeline fails."""
     if beam is None:
         raise UserError("--runner needs Apache Beam: pip install 'bertjax[beam]'")
     logging.getLogger("apache_beam.runners.common").setLevel(
@@ -64,7 +64,7 @@ def pipeline(options: Sequence[str]) -> Iterator:
 
 
 def find_repeats(selection: Selection, groups: list[Group], work: epath.Path, options: Sequence[str]) -> str | None:
-    """Finds the repeats of the corpus; returns the path of the result, None if the rules do not remove repeats."""
+    """Finds the repeats of the corpus. Returns the path of the result; None if the rules do not remove repeats."""
     rules, path = selection.data["cleaning"], work / "repeats.npz"
     if not cleaning.needs_repeats(rules):
         return None
@@ -224,7 +224,7 @@ if beam is not None:
                 yield beam.pvalue.TaggedOutput("counts", item)
 
     class _MakeSequences(beam.DoFn):
-        """Converts a block to chunks of sequences in the order of the keys. More outputs: "statistics" and "rows"."""
+        """Converts a block to chunks of sequences, sorted by key. The other outputs are "statistics" and "rows"."""
 
         def __init__(self, job: Job):
             """Stores the settings; workers receive a copy."""

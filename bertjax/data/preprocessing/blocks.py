@@ -64,7 +64,7 @@ class Spilled(NamedTuple):
 def blocks_of(group: Group, selection: Selection, counts: collections.Counter) -> Iterator[Block]:
     """Yields the blocks of a group for each part: at least `BLOCK_CHARACTERS` and `MIN_BLOCK_DOCUMENTS` per block.
 
-    Buffers a full block until the next block of its part is full, so that it can absorb a short last block.
+    Buffers a full block until the next block of the part is full, so that the full block can absorb a short last block.
 
     Args:
       group: the group.
@@ -108,7 +108,7 @@ def read_blocks(groups: Iterable[Group], selection: Selection, counts: collectio
 
 
 def block_identity(block: Block, job: Job) -> str:
-    """Returns a hash that changes if the sequences of a block change. It is unique in the folder `Job.work`."""
+    """Returns a hash that changes if the sequences of a block change. The hash is unique in the folder `Job.work`."""
     content: list[Any] = [job.fingerprint, block.part, block.number]
     content += [(selected.copies, selected.document.lines) for selected in block.selected]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]

@@ -3,11 +3,15 @@
 The bytes of the output do not depend on the number of processes. A killed preparation continues when it is started
 again.
 
-If duplicates are removed, a pass before the first pass (`cleaning`) finds them. First pass (`blocks`): workers tokenize
-blocks of documents, make sequences and mask them. The seeds of the random generators belong to the block. Each sequence
-has a random key; a block is written to disk in the order of the keys. The files of many blocks are merged into few
-files (`common.sorting`). Second pass (`shards`): each shard is a range of keys. Workers gather this range from all
-files, and write it in the order of the keys, which shuffles the sequences. A worker holds one block or shard at most.
+If duplicates are removed, a pass before the first pass (`cleaning`) finds the duplicates.
+
+First pass (`blocks`): workers tokenize blocks of documents, make sequences and mask the sequences. The seeds of the
+random generators depend on the block. Each sequence has a random key; the sequences of a block are written to disk in
+the order of the keys. The files of many blocks are merged into few files (`common.sorting`).
+
+Second pass (`shards`): a shard contains the sequences in a range of keys. Workers gather the sequences of a shard from
+all files, and write the sequences in the order of the keys, which shuffles them. A worker holds one block or shard at
+most.
 """
 
 import collections
@@ -99,7 +103,8 @@ def prepare(
 ) -> dict:
     """Writes the records of every stage of `config`, the tokenizer and the manifest.
 
-    Loads the tokenizer from `config.tokenizer.path`, or learns it from the training documents if the path is empty.
+    Loads the tokenizer from `config.tokenizer.path`. If the path is empty, learns a tokenizer from the training
+    documents.
     Continues a killed preparation of the same config and corpus. Writes the manifest last.
 
     Args:

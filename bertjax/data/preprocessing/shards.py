@@ -101,7 +101,7 @@ def sets_of(written: Mapping[Shard, dict], job: Job) -> dict[str, dict[str, Any]
 
 
 def delete_others(output: epath.Path, sets: dict) -> None:
-    """Deletes complete and partial shards of other runs, which `sets` does not name."""
+    """Deletes complete and partial shards that `sets` does not name, such as shards of earlier runs."""
     used = {str(output / name) for files in sets.values() for split in SPLITS for name in files[split]}
     used |= {str(lengths.path_of(name)) for name in used}
     for folder in output.glob("length*"):

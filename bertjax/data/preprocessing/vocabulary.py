@@ -82,7 +82,7 @@ def check_vocab_size(config: ConfigDict, loaded: tokenizer.Tokenizer, path: epat
 
 
 def learn_vocabulary(config: ConfigDict, workers: int) -> Tokenizer:
-    """Learns or extends the tokenizer of a config in `workers` processes. Raises `UserError` if it cannot be learnt."""
+    """Learns or extends the tokenizer of a config in `workers` processes. Raises `UserError` for a fixed vocabulary."""
     _check_learnable(config)
     selection = selection_of(config)
     groups = corpus.groups(list(selection.weights))
@@ -94,9 +94,9 @@ def learn_vocabulary(config: ConfigDict, workers: int) -> Tokenizer:
 def learn_tokenizer(
     config: ConfigDict, groups: list[Group], selection: Selection, work: str, pool: Any, ahead: int
 ) -> Tokenizer:
-    """Learns a vocabulary of `model.vocab_size` tokens, or extends one, from the training documents.
+    """Learns a vocabulary of `model.vocab_size` tokens from the training documents, or extends a vocabulary.
 
-    Counts each document once for any mixture. The vocabulary does not depend on the number of processes. The memory
+    Counts each document once for any mixture. The vocabulary does not depend on the number of processes. The memory use
     does not depend on the size of the corpus.
 
     Args:

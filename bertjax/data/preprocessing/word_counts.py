@@ -15,7 +15,7 @@ PARTS = 64  # files; for 100 GB of text, a file has a few million words
 
 
 class WordCounts:
-    """Exact counts of words. Writes counts to files by the hash of the word if they exceed the memory limit."""
+    """Exact counts of words. If the words exceed the memory limit, the counts are written to files by word hash."""
 
     def __init__(self, folder: pathlib.Path, max_letters: int):
         """Creates empty counts.
@@ -89,9 +89,10 @@ class Sample(NamedTuple):
 
 
 def sample_words(parts: Iterable[Mapping[str, int]], max_letters: int) -> Sample:
-    """Returns a sample with at most `max_letters` letters in total. The threshold is the smallest power of two.
+    """Returns a sample with at most `max_letters` letters in total.
 
-    The sample depends only on the counts and the hashes of the words.
+    The threshold is the smallest power of two that gives such a sample. The sample depends only on the counts and the
+    hashes of the words.
 
     Args:
       parts: the counts; a word is in one part only.
@@ -122,5 +123,5 @@ def _frequent(words: Mapping[str, int], threshold: int) -> dict[str, int]:
 
 
 def _hash(word: str) -> bytes:
-    """Returns nine bytes: the first byte determines the file of a word, the other bytes are its random number."""
+    """Returns nine bytes: the first byte determines the file of a word, the other bytes are a random number."""
     return hashlib.blake2b(word.encode(errors="surrogatepass"), digest_size=9).digest()

@@ -185,7 +185,7 @@ def compact_sizes(form: Format) -> dict[str, int]:
 
 
 def google_features(compact: Mapping[str, tuple[Any, Any]], form: Format, where: Callable) -> dict[str, Any]:
-    """Returns the features of the layout "google" of compact records.
+    """Converts the features of compact records to features of the layout "google".
 
     Args:
       compact: for each feature of `compact_sizes`, the numbers, int32 `[records, most]`, padded with 0; and the number

@@ -75,7 +75,7 @@ def training_shares(folder: epath.PathLike) -> dict[str, float]:
 
 
 def fingerprint(folder: epath.PathLike) -> str:
-    """Returns a hash of the files and the tokenizer in the manifest; else of the names and sizes of the files."""
+    """Returns a hash of the files and the tokenizer in the manifest, or else of the names and sizes of the files."""
     content: list[Any]
     if manifest := read_manifest(folder):
         content = [manifest["sets"], manifest["tokenizer"]["fingerprint"]]

@@ -265,7 +265,7 @@ def _find_files(folder: epath.Path, length: int, split: str) -> list[str]:
 
 
 def _damaged_files(files: Mapping[str, Mapping], on_corrupt: str, checksums: bool) -> list[str]:
-    """Returns the paths of the files that differ from the manifest. Raises `UserError` if they cannot be skipped."""
+    """Returns the files that differ from the manifest. Raises `UserError` if these files cannot be skipped."""
     faults = check_files(files, reads_all=checksums)
     if faults and (on_corrupt == "stop" or len(faults) == len(files)):
         (path, fault), more_files = next(iter(faults.items())), len(faults) - 1
@@ -309,7 +309,7 @@ def check_record(path: str, length: int, max_predictions_per_seq: int, vocab_siz
 
 
 def count_records(path: str) -> int:
-    """Counts the records of a file. Raises `UserError` if it is damaged."""
+    """Counts the records of a file. Raises `UserError` if the file is damaged."""
     try:
         return sum(1 for _ in read_range(path))
     except DamagedRecord as error:

@@ -80,7 +80,8 @@ def read_tfrecords(file: BinaryIO) -> Iterator[bytes | None]:
         yield record if _checksum(record) == checksum else None
 
 
-# The frame of a record: its length and the checksum of the length; the checksum of the record.
+# The frame of a record. Before the record: the length of the record, and the checksum of the length. After the record:
+# the checksum of the record.
 _START, _END = struct.Struct("<QI"), struct.Struct("<I")
 _MAX_UNCHECKED_LENGTH = 1 << 20  # bytes
 

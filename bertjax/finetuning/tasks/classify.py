@@ -57,7 +57,10 @@ class Classify(ClassificationTask):
         return columns_of(config).texts
 
     def read_labelled(self, source: Pretrained, path: str, **flags: Any) -> LabelledTexts:
-        """Returns the rows of a table like the training data; the held-out rows, if the run was trained on the file."""
+        """Returns the rows of a table with the columns of the training data.
+
+        If the run was trained on this table, returns only the held-out rows.
+        """
         rows: Sequence[Row]
         (rows, _), note, label_type = read_table(path), "", label_type_of(source)
         if holdout.is_file_of_run(path, source.settings.data, source.fingerprints):
@@ -72,7 +75,7 @@ class Classify(ClassificationTask):
         columns = "is for one column with all labels, but data.label names a column for each label; leave the field out"
         require(not (separator and len(names) > 1), "data.multi_label", separator, columns)
         combine, stride = data.get("windows", ""), data.get("doc_stride", 1)
-        both = "choose mean or max of the windows' logits, or leave it empty to truncate texts"
+        both = "choose mean or max of the windows' logits, or leave the field empty to truncate texts"
         require(combine in ("", "mean", "max"), "data.windows", combine, both)
         tokens = "must be at least 1: the number of tokens between the beginnings of two windows"
         require(stride >= 1, "data.doc_stride", stride, tokens)
@@ -115,7 +118,7 @@ def _divided(rows: TableRows, label_type: LabelType, data: ConfigDict) -> tuple[
 
 
 def columns_of(config: ConfigDict) -> Columns:
-    """Returns the columns of a run's tables; a `MultiLabel` with several columns has their names."""
+    """Returns the columns of a run's tables. If each label has a column, `label` is the first of these columns."""
     label, *_ = _label_columns(config.data)
     return Columns(config.data.text, config.data.second_text, label)
 

@@ -26,11 +26,14 @@ class GlueDataset:
 
     Attributes:
       folder: the name of the folder in the distribution.
-      columns: columns of train.tsv and dev.tsv; `tfds`: columns in TFDS.
-      labels: the classes; empty for regression. `tfds_labels`: their names in TFDS, in the same order.
-      metrics: GLUE's metrics; the first ranks runs.
-      names: column names of files without a header.
-      dev: file and TFDS split of each dev set; `suffixes` of the names of their metrics.
+      columns: the columns of train.tsv and dev.tsv.
+      tfds: the columns in TFDS.
+      labels: the classes; empty for regression.
+      metrics: GLUE's metrics; the first metric ranks runs.
+      tfds_labels: the names of `labels` in TFDS, in the same order.
+      names: the column names of files without a header.
+      dev: the file and the TFDS split of each dev set.
+      suffixes: for each dev set, the suffix of the metric names.
     """
 
     folder: str
@@ -77,7 +80,7 @@ DATASETS = {
     ),
     "rte": GlueDataset("RTE", PAIR, PAIR, ENTAILMENT, ("accuracy",), ENTAILMENT),
     "wnli": GlueDataset("WNLI", PAIR, PAIR, ("0", "1"), ("accuracy",), ("not_entailment", "entailment")),
-    # The diagnostics have no training data: trains on MNLI, and also evaluates on the diagnostics if they have labels.
+    # The diagnostics (AX) have no training data. AX trains on MNLI, and also evaluates on diagnostics with labels.
     "ax": dataclasses.replace(MNLI, folder="AX"),
 }  # fmt: skip
 RAGGED = "with a wrong number of columns"
@@ -124,7 +127,10 @@ class Glue(ClassificationTask, HasSubmission):
         return DATASETS[config.data.name].columns.texts
 
     def submission(self, source: Pretrained, path: str) -> tuple[str, str]:
-        """Returns GLUE's submission file for the test set in `path`, lines of index and prediction, and a summary."""
+        """Returns the text of GLUE's submission file for the test set in `path`, and a summary.
+
+        Each line of the file has the index of an example and the prediction.
+        """
         dataset = DATASETS[source.settings.data.name]
         rows, _ = _read(path)
         lines, cut = ["index\tprediction"], 0
@@ -136,7 +142,7 @@ class Glue(ClassificationTask, HasSubmission):
         return "\n".join(lines) + "\n", f"{len(rows)} predictions{note}"
 
     def read_labelled(self, source: Pretrained, path: str, **flags: Any) -> LabelledTexts:
-        """Returns the examples in a file like the dev set of the dataset."""
+        """Returns the examples in a file that has the format of the dev set of the dataset."""
         dataset = DATASETS[source.settings.data.name]
         label_type = dataclasses.replace(label_type_of(source), metrics=dataset.metrics)
         return self.labelled_texts(source, _read_file(path, dataset), label_type)

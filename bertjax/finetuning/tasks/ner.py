@@ -43,7 +43,7 @@ class Ner(TaggingTask):
         return dataclasses.replace(data, notes=(*data.notes, *notes))
 
     def read_labelled(self, source: Pretrained, path: str, **flags: Any) -> TaggedSentences:
-        """Returns the sentences in a file like the training data."""
+        """Returns the sentences in a CoNLL file."""
         return self.labelled_sentences(source, conll.read_conll(path), source.settings.data.document_context)
 
 

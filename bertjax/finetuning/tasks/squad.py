@@ -49,7 +49,7 @@ class Questions(Split):
       questions: the questions.
       windows: the window of each example.
       version: the version of SQuAD: v2.0 has questions without an answer.
-      threshold: the null odds above which there is no answer in v2.0; None: tuned on these questions.
+      threshold: the null odds above which there is no answer in v2.0; None to tune the threshold on these questions.
     """
 
     questions: Sequence[Question]
@@ -58,7 +58,7 @@ class Questions(Split):
     threshold: float | None = None
 
     def decode(self, outputs: list[np.ndarray]) -> Answers:
-        """Returns the answers that logits contain."""
+        """Returns the answers to the questions from the logits of the windows."""
         candidates = question_windows.answers(self.questions, self.windows, outputs)
         texts = {name: best[0]["text"] if best else "" for name, (best, _) in candidates.items()}
         if self.version != "v2.0":

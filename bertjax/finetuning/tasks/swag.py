@@ -63,9 +63,9 @@ class Swag(FineTuningTask):
         return ChoiceHead()
 
     def predict(self, source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
-        """Yields, per sentence, the index `choice` of the best ending, the `probabilities` of all, `cut` if truncated.
+        """Yields, per sentence, `choice`, the index of the best ending, and the `probabilities` of all endings.
 
-        All sentences must have the same number of endings.
+        Also yields `cut` if a text was truncated. All sentences must have the same number of endings.
         """
         choices = [(sentence, endings) for sentence, *endings in texts]
         examples, lost = encode_endings(choices, None, tokenizer_of(source), source.max_seq_length)

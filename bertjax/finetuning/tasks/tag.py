@@ -39,7 +39,7 @@ class Tag(TaggingTask):
         return dataclasses.replace(task_data, notes=(*notes, *task_data.notes))
 
     def read_labelled(self, source: Pretrained, path: str, **flags: Any) -> TaggedSentences:
-        """Returns the sentences of a table; the held-out sentences, if the run was trained on the table."""
+        """Returns the sentences of a table; only the held-out sentences if the run was trained on this table."""
         data, note = source.settings.data, ""
         sentences = _read_table(data, path)
         if holdout.is_file_of_run(path, data, source.fingerprints):
@@ -89,7 +89,7 @@ def read_sentences(path: epath.Path, words: str, tags: str, sentence: str) -> li
       words: the name of the column of words; in JSON lines, a field with a list.
       tags: the name of the column of tags; in JSON lines, a field with a list.
       sentence: the name of the column that identifies the sentence of a row; an empty cell continues the sentence of
-        the row before. JSON lines do not use it.
+        the row before. JSON lines do not need this column.
 
     Raises:
       UserError: for an invalid row: file, line and the expected value.
@@ -117,7 +117,7 @@ def read_sentences(path: epath.Path, words: str, tags: str, sentence: str) -> li
             if not word or tag.lower() in ("", "nan", "<na>"):
                 raise UserError(f"{place}: the word is {word!r} and the tag {tag!r}; set both")
             if "\n" in word:  # A quotation mark of another row ended the cell.
-                raise UserError(f'{place}: the word has several lines; write a quotation mark as """", four of them')
+                raise UserError(f'{place}: the word has several lines; write a quotation mark as """" (four marks)')
     is_bio = all(conll.is_bio(tag) for _, sentence_tags, _ in tagged_words for tag in sentence_tags)
     sentences = [
         Sentence(sentence_words, conll.to_bio(sentence_tags) if is_bio else sentence_tags, number, where)

@@ -10,7 +10,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-# Recipe -> (layers, hidden size) of the possible models. Heads have 64 numbers, 32 in the two smallest models.
+# Recipe -> (layers, hidden size) of the possible models. `number_of_heads` chooses the number of heads.
 SIZES = {
     "modern": ((2, 128), (4, 192), (4, 256), (7, 256), (10, 384), (12, 512), (19, 512), (22, 768), (28, 1024)),
     "bert": ((2, 128), (4, 256), (4, 512), (8, 512), (12, 768), (24, 1024)),
@@ -20,9 +20,10 @@ MASKED_SHARES = {"modern": 0.3, "bert": 0.15}  # recipe -> fraction of the token
 # (Warstadt et al. 2023) have 85 M params for 13 M tokens, a similar ratio.
 MOST_PARAMS_PER_TOKEN = 5
 TOKENS_PER_PARAM = 20  # Hoffmann et al. 2022, table 3; params of layers only
-# After 40 epochs, repeated tokens hardly reduce the loss (Muennighoff et al. 2023, section 6). Here, masks change.
+# After 40 epochs, repeated tokens hardly reduce the loss (Muennighoff et al. 2023, section 6). Here, the limit is
+# higher, because each epoch masks other tokens.
 MOST_EPOCHS = 100
-LONG_SECONDS = 600  # a second stage with longer sequences must be compiled, so that a shorter run does not have it
+LONG_SECONDS = 600  # a shorter run has no second stage with longer sequences, because this stage must be compiled
 HALF_SPEED_HIDDEN_SIZE = 64  # layers of this width reach half of the speed of wide layers
 
 
@@ -88,7 +89,7 @@ class Sizes:
 def kind_of_tokenizer(recipe: str, text: Text) -> str:
     """Returns "bpe" or "wordpiece".
 
-    BPE merges bytes, and a letter that is not Latin has several bytes. WordPiece merges characters, but it needs spaces
+    BPE merges bytes, and a letter that is not Latin has several bytes. WordPiece merges characters, but needs spaces
     between the words: without spaces, each character would be a token.
     """
     return "bpe" if not text.has_spaces or (recipe == "modern" and text.latin >= 0.5) else "wordpiece"
@@ -187,7 +188,7 @@ def choose_sizes(
         return needed <= machine.memory / 2
 
     def tokens_of_step(layers: int, hidden: int) -> int:
-        """Returns a number of tokens for which there is room, or the smallest number."""
+        """Returns a number of tokens per step that fits in memory, or else the smallest number."""
         in_step = tokens_per_step(machine, trained_tokens(layers, hidden))
         while in_step > 1024 * machine.devices and not has_room(layers, hidden, in_step):
             in_step //= 2
@@ -226,7 +227,7 @@ def choose_sizes(
 
 
 def number_of_heads(hidden: int) -> int:
-    """Returns a divisor of the hidden size. A head has at least 64 numbers, or at least 32 in narrow models."""
+    """Returns a divisor of the hidden size. The size of a head is at least 64, or at least 32 in narrow models."""
     most = max(1, hidden // (32 if hidden < 256 else 64))
     return next(heads for heads in range(most, 0, -1) if hidden % heads == 0)
 

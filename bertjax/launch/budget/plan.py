@@ -1,7 +1,8 @@
-"""Plans a run for `config.budget`, once: the sizes before the text is prepared, the steps after measuring some steps.
+"""Plans a run for `config.budget`, once.
 
-Host 0 decides, and stores the decision in `PLAN` in the workdir. The same command reads the file when it resumes the
-run, and a run that branches off reads the file of the parent. Fields in `config.overrides` are never changed.
+The sizes are chosen before the text is prepared. The number of steps is set after some steps have been measured. Host 0
+decides, and stores the decision in `PLAN` in the workdir. The same command reads this file when it resumes the run. A
+run that branches off reads the file of the parent. Fields in `config.overrides` are never changed.
 """
 
 import contextlib
@@ -106,9 +107,10 @@ def begin(config: ConfigDict, workdir: epath.Path, began: float) -> ConfigDict:
 
 
 def with_sizes(config: ConfigDict) -> ConfigDict:
-    """Returns the config with the sizes that a run of its recipe would choose, for a vocabulary or for records.
+    """Returns the config with the sizes that a run of the recipe would choose.
 
-    Returns the config itself if it has no recipe.
+    The commands that learn a vocabulary or prepare records call this function. A config without a recipe is returned
+    unchanged.
     """
     if not config.recipe:
         return config
@@ -196,7 +198,7 @@ def _with_sizes(config: ConfigDict, began: float, prepares: bool = True) -> Plan
         fields |= {f"data.{name}": prepared[name] for name in ("heldout_fraction", "document") if name in prepared}
     set_fields(complete := copy.deepcopy(config), fields)
     if surveyed:
-        with contextlib.suppress(UserError):  # the preparation reports it
+        with contextlib.suppress(UserError):  # the preparation reports the error
             fields["eval.fill_masks"] = survey.masked_texts(complete, surveyed)
     lines = description.lines_of_text(complete, text, surveyed, tokens.bytes_per_token)
     return Plan(budget=spent.text, asked=_asked(config), is_fitted=False, fields=fields, lines=lines)
@@ -232,7 +234,7 @@ def _tokens_of_corpus(config: ConfigDict, surveyed: survey.Survey) -> _Tokens:
 
 
 def _manifest(config: ConfigDict) -> Manifest:
-    """Returns the manifest of prepared records. Raises `UserError` if it has no counts of the text."""
+    """Returns the manifest of prepared records. Raises `UserError` if the manifest has no counts of the text."""
     folder = require_folder(config.data.records)
     manifest = read_manifest(folder)
     if not manifest or not manifest.get("corpus", {}).get("train_tokens"):
@@ -297,9 +299,10 @@ def _fields(config: ConfigDict, chosen: Sizes, kind: str) -> dict[str, Any]:
 
 
 def fit(opened: Run, workdir: epath.Path, began: float) -> tuple[Run, Program | None]:
-    """Returns a new run with the number of steps that the budget allows, and its compiled program.
+    """Returns a new run with the number of steps that the budget allows, and the compiled functions of the run.
 
-    Stores the numbers in `PLAN` and prints the plan. Returns the same run, and None, if its plan is complete.
+    Stores the numbers in `PLAN` and prints the plan. Returns `opened` and None if the run has no budget, has started to
+    train, or has a complete plan.
 
     Args:
       opened: the run.
@@ -331,5 +334,5 @@ def fit(opened: Run, workdir: epath.Path, began: float) -> tuple[Run, Program | 
         _write(workdir, plan)
         print(f"plan for a budget of {spent}, kept in {workdir / PLAN}:", flush=True)
         print("\n".join(f"  {line}" for line in lines), flush=True)
-    # The number of steps with new tokens only is a constant of the compiled step.
+    # `adapt.new_pieces_first` is a constant of the compiled step, so that the program cannot be reused.
     return opened, None if fields.get("adapt.new_pieces_first") else program

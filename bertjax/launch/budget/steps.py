@@ -27,8 +27,8 @@ MEASURED_SECONDS, MOST_MEASURED_STEPS = 4.0, 200
 MOST_COMPILING_SECONDS = 60.0  # fine-tuning has batches of many shapes; each shape compiles the step
 END_SECONDS = 8.0  # for filling masks and drawing the page about the run
 SPARE = 0.03  # fraction of the time that the plan leaves free, because other programs run as well
-MOST_EVALUATIONS, EVALUATION_EVERY = 10, 120.0  # seconds of steps between evaluations
-CHECKPOINT_SECONDS, LOG_SECONDS = 300.0, 10.0  # between checkpoints, and between lines of the log
+MOST_EVALUATIONS, EVALUATION_EVERY = 10, 120.0  # evaluations of a run, and seconds of steps between evaluations
+CHECKPOINT_SECONDS, LOG_SECONDS = 300.0, 10.0  # seconds between checkpoints, and between lines of the log
 TOKEN_FIELDS, WARMUP_FIELDS = ("tokens", "ramp_tokens"), ("warmup_steps", "warmup_tokens")
 
 
@@ -196,7 +196,7 @@ def other_seconds(measured: StepTimes, count: int) -> float:
 
 
 def require_steps(config: ConfigDict, steps: float, least: float) -> None:
-    """Raises `UserError` if there is no step. `least`: the seconds of the run without steps."""
+    """Raises `UserError` if `steps` is less than 1. `least`: the seconds of the run without steps."""
     if steps < 1:
         raise UserError(
             f"config.budget = {config.budget!r}: reading, compiling and the report take about {duration(least)} here, "
@@ -207,7 +207,7 @@ def require_steps(config: ConfigDict, steps: float, least: float) -> None:
 def scaled_stages(config: ConfigDict, factor: float) -> dict[str, dict[str, Any]]:
     """Returns `config.stages` with the numbers of steps and tokens multiplied by a factor.
 
-    A batch that grows stops growing if its tokens are too few for a step of each batch size.
+    A growing batch size (`ramp_from`) becomes constant if `ramp_tokens` is too small for a step of each batch size.
     """
     stages = {}
     for name, fields in config.stages.items():
@@ -245,7 +245,7 @@ def _steps_in(seconds: float, step_seconds: float, steps: int) -> int:
 
 
 def manifest_or_empty(config: ConfigDict, workdir: epath.Path) -> Mapping[str, Any]:
-    """Returns the manifest of the records; empty if they have no manifest."""
+    """Returns the manifest of the records; empty if the records have no manifest."""
     return read_manifest(config.data.records or workdir / "records") or {}
 
 

@@ -21,7 +21,7 @@ from bertjax.launch.budget.choice import Text
 from bertjax.text import vocabulary_learning
 from bertjax.text.tokenizer import Tokenizer
 
-MOST_BYTES = 24_000_000  # of one reading; there may be two readings, and half a reading for the masked texts
+MOST_BYTES = 24_000_000  # bytes of one reading; there may be two readings, and half a reading for the masked texts
 COUNTED_CHARACTERS = 4_000_000  # characters whose words and scripts are counted
 LEAST_DOCUMENTS = 20
 DECODED_LETTERS = 20_000
@@ -58,7 +58,7 @@ class Survey(NamedTuple):
 
 
 class _LimitReached(Exception):
-    """The bytes of a portion that may be read have been read."""
+    """The reading of a portion has reached the limit of bytes."""
 
 
 def survey(config: ConfigDict) -> Survey:
@@ -108,14 +108,15 @@ class _Beginning(reading.ReadOptions):
     Attributes:
       sizes: the bytes of each document.
       documents: the first documents, of about `COUNTED_CHARACTERS`.
-      read_bytes: the bytes that were read, as stored; for data sets, which do not report them, the bytes of the text.
-      is_whole: whether the corpus ends here.
+      read_bytes: the bytes that were read, as stored. Data sets do not report stored bytes; for data sets, this is the
+        number of bytes of the text.
+      is_whole: whether the whole corpus was read.
       corpus_bytes: the estimated bytes of the text of the corpus.
       corpus_documents: the estimated number of documents of the corpus.
     """
 
     def __init__(self, config: ConfigDict, portions: Sequence[corpus.Portion], document: str):
-        """Reads the beginning. Raises `UserError` if it contains no document."""
+        """Reads the beginning of the corpus. Raises `UserError` if the beginning contains no document."""
         super().__init__(config.data.text_column, document)
         self.sizes: list[int] = []
         self.documents: list[Document] = []
@@ -148,7 +149,8 @@ class _Beginning(reading.ReadOptions):
         text_bytes = self._text_bytes - text_start
         if self.read_bytes == start:
             self.read_bytes += text_bytes
-        # The rest of a portion resembles the beginning. If the size is unknown, only the beginning counts.
+        # The estimate assumes that the rest of a portion resembles the beginning. If the size of the portion is
+        # unknown, only the beginning counts.
         factor = 1.0 if is_whole else max(1.0, portion.bytes / max(1, self.read_bytes - start))
         self.corpus_bytes += factor * text_bytes
         self.corpus_documents += factor * (len(self.sizes) - documents_start)

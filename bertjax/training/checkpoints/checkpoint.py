@@ -62,7 +62,7 @@ def steps(workdir: epath.PathLike) -> list[int]:
 
 
 def read_scores(workdir: epath.PathLike, step: int) -> Scores | None:
-    """Returns the scores of a step; None before its evaluation. Raises `UserError` if the file is damaged."""
+    """Returns the scores of a step; None before the evaluation. Raises `UserError` if the file is damaged."""
     path = folder_of(workdir) / str(step) / SCORES
     if not path.exists():
         return None
@@ -86,7 +86,7 @@ def _nonfinite_to_none(scores: Scores) -> Scores:
 
 
 def best_step_of(scores: dict[int, Scores]) -> int | None:
-    """Returns the step with the highest score, and the latest of several such steps; None if no step has a score.
+    """Returns the step with the highest score, the latest one if scores are equal; None if no step has a score.
 
     Compares only steps with the same `Scores.measured_on` as the latest step with a score.
     """
@@ -130,7 +130,7 @@ def latest_intact_step(workdir: epath.PathLike) -> int | None:
     checkpoints.
 
     Raises:
-      UserError: all checkpoints are damaged, or a checkpoint cannot be read for another reason.
+      UserError: all checkpoints are damaged, or a checkpoint cannot be read now because of a transient error.
     """
     damaged, step = epath.Path(workdir) / DAMAGED_FOLDER, NO_STEP
     if jax.process_index() == 0:
@@ -250,8 +250,9 @@ class Checkpoints(PreservationPolicy):
         Args:
           step: the step of the checkpoint.
           state: the state after this step.
-          params_only: saves neither the step, the optimizer state nor the carry.
-          is_evaluation_requested: whether a resumed run evaluates the step if this process stops before its evaluation.
+          params_only: whether to save only the params and the moving average.
+          is_evaluation_requested: whether a resumed run must evaluate the step if this process stops before the
+            evaluation.
         """
         request = {EVALUATION_REQUEST: ocp.args.JsonSave({})} if is_evaluation_requested else {}
         arguments = _with_checksums(_items_of(state, params_only), **request)
@@ -269,7 +270,7 @@ class Checkpoints(PreservationPolicy):
         Args:
           step: the step of the checkpoint.
           abstract: shapes, types and shardings of the state.
-          params_only: restores neither the step, the optimizer state nor the carry, which are None then.
+          params_only: whether to restore only the params and the moving average. The other fields are then None.
         """
         return _restore(self._manager, step, abstract, params_only)
 
@@ -396,7 +397,7 @@ def find_parent(path: str) -> Parent:
 
 
 def restore_from(workdir: epath.PathLike, step: int, abstract: TrainState) -> TrainState:
-    """Restores a state from a checkpoint of another run, and does not change the files of this run."""
+    """Restores a state from a checkpoint of another run. The files of the other run do not change."""
     options = ocp.CheckpointManagerOptions(read_only=True)
     with contextlib.closing(_Manager(folder_of(workdir), options=options)) as manager:
         return _restore(manager, step, abstract)
@@ -488,6 +489,6 @@ def _with_checksums(items: dict, **more: ocp.args.JsonSave) -> ocp.args.Composit
 
 
 def write_params(workdir: epath.PathLike, params: dict) -> None:
-    """Writes params as the checkpoint of step 0, for initialization and inference. Training cannot resume from it."""
+    """Writes params as a checkpoint of step 0 for initialization and inference, without an optimizer state."""
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(folder_of(workdir) / "0", args=_with_checksums({PARAMS: params}))

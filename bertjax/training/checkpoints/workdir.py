@@ -220,9 +220,10 @@ def tokenizer_of_run(workdir: epath.PathLike, info: RunInfo) -> Tokenizer | None
 def differences(saved: RunInfo, current: RunInfo, identity: Sequence[str] = ()) -> list[Difference]:
     """Returns the differences of two infos in the fields of `RESULT_FIELDS`, the labels, the tokenizer and the data.
 
-    Labels, tokenizers and data are compared only if both infos have them. Fatal are differences in the fields of
-    `identity`, the model sizes, the name and the options of the optimizer, the frozen params, the labels, the tokenizer
-    and the data.
+    Labels, tokenizers and data are compared only if both infos have them. A difference is fatal in the task, the fields
+    of `identity`, the parent, the objectives, the teacher, the architecture of the model, LoRA (except the dropout
+    rate), the name and the options of the optimizer, the frozen params, the labels, the tokenizer, or the data. It is
+    also fatal if only one of the two runs has a moving average of the params.
 
     Args:
       saved: the info in the workdir.
@@ -335,7 +336,7 @@ def append_command(workdir: epath.PathLike) -> None:
     """Appends the date and the command of this process to `COMMANDS`."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     name = spec.name.removesuffix(".__main__") if spec else ""
-    # `bertjax train` and `python -m bertjax.main` run this module.
+    # Both `bertjax train` and `python -m bertjax.main` run the module `bertjax.cli.train`.
     program = ["python", "-m", "bertjax.main" if name == "bertjax.cli.train" else name] if name else sys.argv[:1]
     path, date = epath.Path(workdir) / COMMANDS, time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     command = shlex.join([*program, *sys.argv[1:]]).replace("\n", " ").encode(errors="backslashreplace")
@@ -365,7 +366,7 @@ def samples_file(rows: Sequence[tuple[str, str, str]]) -> dict[str, str]:
 
 
 def read_samples(workdir: epath.PathLike) -> list[DevSample]:
-    """Returns the samples of the dev set; an empty list without the file. Raises `UserError` if it is damaged."""
+    """Returns the samples of the dev set; an empty list if there is no file. Raises `UserError` for a damaged file."""
     path = epath.Path(workdir) / SAMPLES
     return read_json(path, list[DevSample]) if path.exists() else []
 

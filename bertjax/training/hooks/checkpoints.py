@@ -16,8 +16,8 @@ class SaveCheckpoints(Hook):
         """Makes the hook.
 
         Args:
-          save_final_opt_state: whether the checkpoint of step `run.total_steps` has the optimizer state, as earlier
-            checkpoints have.
+          save_final_opt_state: whether the checkpoint of step `run.total_steps` contains the optimizer state. Earlier
+            checkpoints always contain it.
         """
         self._resumable_at_end = save_final_opt_state
 

@@ -23,8 +23,8 @@ class DivergenceError(UserError):
 class CheckDivergence(Hook):
     """Raises `DivergenceError` if more than `config.optimizer.skip_nonfinite` steps in a row are not finite.
 
-    The compiled step skips the update of such a step unless the field is 0. The hook writes the batch of the first
-    nonfinite step in a row to the workdir.
+    The compiled step skips the update of a nonfinite step, unless `skip_nonfinite` is 0. Of several nonfinite steps in
+    a row, the hook writes the batch of the first step to the workdir.
     """
 
     _in_a_row = 0  # the number of consecutive nonfinite steps up to the last step, in this process
@@ -39,7 +39,7 @@ class CheckDivergence(Hook):
                 self._skip_or_raise(run, step, step_metrics)
 
     def _skip_or_raise(self, run: TrainingRun, step: int, metrics: Metrics) -> None:
-        """Prints that a nonfinite step was skipped, or raises `DivergenceError` if this is one step too many."""
+        """Prints that the update was skipped. After too many nonfinite steps in a row, raises `DivergenceError`."""
         max_skips = run.config.optimizer.skip_nonfinite
         description = (
             f"the loss of step {step} is {metrics['loss']} (gradient norm {metrics['grad_norm']:.3g}, learning rate "
@@ -52,7 +52,7 @@ class CheckDivergence(Hook):
             return
         remedy = "lower config.optimizer.learning_rate or lengthen the warm-up"
         if not max_skips:
-            remedy += ", or set config.optimizer.skip_nonfinite to skip up to that many such updates in a row"
+            remedy += ", or set config.optimizer.skip_nonfinite=N to skip up to N such updates in a row"
         if run.checkpoints.latest_step() is not None:
             remedy += f". The checkpoints in {run.workdir} are from earlier steps"
         raise DivergenceError(f"training diverged: {description}; {remedy}")
@@ -71,7 +71,7 @@ def finite_steps(metrics: Sequence[Metrics], add_skipped: bool) -> list[dict]:
 
 
 def _save_batch(run: TrainingRun, step: int) -> str:
-    """Computes this host's rows of the batch of a step again, and writes them. Returns a clause for the message."""
+    """Reads the batch of a step again, and writes this host's rows to a file. Returns a clause for the message."""
     content = io.BytesIO()
     path = run.workdir / FOLDER / f"step{step}-host{jax.process_index()}.npz"
     try:

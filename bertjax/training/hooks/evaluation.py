@@ -22,7 +22,7 @@ class Evaluation(Hook):
     _batches = 0  # the number of batches of the last evaluation
 
     def evaluate_if_missed(self, run: TrainingRun) -> None:
-        """Evaluates the checkpoint from which the run resumes, if an earlier process stopped before its evaluation."""
+        """Evaluates the checkpoint from which the run resumes, if an earlier process stopped before this evaluation."""
         is_due = run.is_evaluation_due or run.checkpoints.is_evaluation_requested(run.step)
         if is_due and run.scores is None:
             self._evaluate(run)

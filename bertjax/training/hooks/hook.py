@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(eq=False)
 class TrainingRun:
-    """A run during training. The loop updates it, and hooks read it.
+    """A run during training. The loop updates this object, and hooks read it.
 
     Attributes:
       config: the config of the run.
@@ -138,8 +138,8 @@ class Hook:
     An exception in a hook stops the run. No further checkpoint is saved, all hooks receive the exception in `on_end`,
     and the same command resumes from the last checkpoint.
 
-    In the report of the wall time, the time of `on_evaluation` counts as evaluation, and the time of all other methods
-    counts as steps.
+    In the report of the wall time, `on_start` counts as start-up, `on_evaluation` counts as evaluation, and the methods
+    that are called between them count as steps.
     """
 
     def on_start(self, run: TrainingRun) -> None:

@@ -16,7 +16,7 @@ from bertjax.training.task import Loss, Task
 
 
 class FillRecurrentMemory(Hook):
-    """Sets `state.carry`, the recurrent memory, before the first step, if the task needs it and the state has none."""
+    """Sets the recurrent memory `state.carry` before the first step, if the task has a carry and the state has none."""
 
     def on_start(self, run: TrainingRun) -> None:
         """Computes the carry and adds it to the state."""
@@ -35,9 +35,9 @@ def fill_recurrent_memory(
     Args:
       task: a task with a carry.
       program: the compiled functions of the task.
-      state: the state of the step; its arrays are donated.
+      state: the state after `step` updates. The function donates the arrays of this state.
       mesh: the devices.
-      step: the number of updates of the state.
+      step: the number of finished updates of the run.
       print_line: prints a line of text.
     """
     carry = task.carry

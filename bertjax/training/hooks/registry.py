@@ -35,7 +35,7 @@ def validate(config: ConfigDict) -> None:
 
 
 def _names(config: ConfigDict) -> list[str]:
-    """Returns the names in `config.hooks`. An item may be several names with commas between them."""
+    """Returns the names in `config.hooks`. An item may contain several names, separated by commas."""
     names = (name.strip() for item in config.hooks for name in split_at_commas(item))
     return [name for name in dict.fromkeys(names) if name]
 

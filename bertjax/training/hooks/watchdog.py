@@ -15,7 +15,7 @@ MIN_SLOW_SECONDS = 1.0  # Steps that take less time are never reported.
 class Watchdog(Hook):
     """Prints a line for each step that takes `config.watchdog` times as long as the median of the last 100 steps.
 
-    Every host prints its lines. `config.watchdog` = 0 disables the hook.
+    Every host prints lines about the steps on this host. `config.watchdog` = 0 disables the hook.
     """
 
     def on_start(self, run: TrainingRun) -> None:

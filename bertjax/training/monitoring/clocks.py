@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 PARTS = ("steps", "evaluation", "checkpoints", "data", "compile", "start", "restart")
-TITLES = {  # of the parts in the report, if they differ from the name of the part
+TITLES = {  # names of parts in the report, if they differ from `PARTS`
     "data": "waiting for data",
     "compile": "compiling",
     "start": "start-up",
@@ -24,8 +24,8 @@ class Clocks:
       background.
     - `compile`: calling the step for the first time with batches of a shape.
     - `evaluation`: evaluating the model.
-    - `start`: from the start of the process to the first step, without the other parts; `restart` in a process that
-      resumes the run.
+    - `start`: the time until the first batch is read, without the time of the other parts. In a process that resumes
+      the run, this time counts as `restart` instead.
     - `steps`: the remaining time, which is dispatching steps, waiting for the devices, and hooks.
     """
 
@@ -49,7 +49,7 @@ class Clocks:
             self._spent[name] += time.monotonic() - started
 
     def end_startup(self, is_resumed: bool = False) -> None:
-        """Adds the time until now that belongs to no other part to `start`, or to `restart` if the run is resumed."""
+        """Ends the part `start` (`restart` if the run is resumed): the time until now without the other parts."""
         lap_start, before = self._lap
         self._spent["restart" if is_resumed else "start"] += (
             time.monotonic() - lap_start - sum(self._spent.values()) + sum(before.values())
@@ -66,7 +66,7 @@ class Clocks:
         return {"steps": elapsed - sum(spent[name] for name in PARTS[1:])} | {name: spent[name] for name in PARTS[1:]}
 
     def step_seconds(self) -> dict[str, float]:
-        """Returns the seconds since the last call by measured name, and the remaining seconds as `others`."""
+        """Returns {name: seconds} since the last call of this method; `others` is the time that no name measured."""
         elapsed, spent, self._step = self._since(self._step)
         return {**spent, "others": elapsed - sum(spent.values())}
 

@@ -20,7 +20,7 @@ from bertjax.training.trackers.trackers import TRACKERS, tracker_names
 
 MEASURED_SECONDS = 10.0  # seconds of training after which `Progress` estimates the time of the whole run
 DAY = 86_400.0  # in seconds
-UNREPORTED = "unreported_metrics_{}.json"  # file in the workdir; {} is the last step
+UNREPORTED = "unreported_metrics_{}.json"  # file in the workdir; {} is the last step of the process
 
 
 class _Unreported(TypedDict):
@@ -202,7 +202,7 @@ class Progress:
                 )
         marked_step, marked_seconds = self._marked
         if done > marked_step and (is_first or self._pace.is_due()):
-            if is_first:  # The first step may be slower, so that the measurement starts after it.
+            if is_first:  # The first step may be slower, so that the measurement starts after the first step.
                 self._show(done, "")
                 self._started = (done, seconds)
             else:

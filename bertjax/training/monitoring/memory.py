@@ -94,8 +94,8 @@ def _min_tokens(config: ConfigDict) -> float:
 def check_memory_bound(config: ConfigDict, program: Program) -> None:
     """Raises `UserError` before compilation if `min_step_bytes` exceeds the memory of a device.
 
-    Without this check, the operating system kills the process on a CPU. The error suggests the first setting whose
-    lower bound fits.
+    Without this check, the operating system kills the process on a CPU. The error suggests the first setting for which
+    `min_step_bytes` fits.
     """
     device = jax.local_devices()[0]
     needed, available = min_step_bytes(config, program), usable_memory(device)
@@ -119,14 +119,15 @@ def raise_if_out_of_memory(error: Exception, config: ConfigDict, task: Task, mes
     """Raises `UserError` if `error` reports that a device ran out of memory. The message suggests a setting.
 
     Compiles the training step with one setting after another until the step fits. If the planner cannot describe the
-    task without data, or if the devices do not report their memory, the message suggests the first setting untested.
+    task without data, or if the devices do not report their memory, the message suggests the first setting without a
+    test.
 
     Args:
       error: an error of JAX; ignored unless it is RESOURCE_EXHAUSTED.
       config: the config of the run.
       task: the task of the run.
       mesh: the devices.
-      planning: makes the task of a config without data, to compile the step.
+      planning: makes the task without data, so that this function can compile the step.
     """
     if "RESOURCE_EXHAUSTED" not in str(error):
         return

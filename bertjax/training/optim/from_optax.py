@@ -76,7 +76,8 @@ def transformations_of(config: ConfigDict, make: OptaxFactory) -> list[optax.Gra
 def _with_learning_rate_input(make: OptaxFactory) -> optax.GradientTransformationExtraArgs:
     """Returns an optimizer that takes the learning rate as an argument of `update`.
 
-    The update of each step makes the optimizer anew. The initial state must not depend on the learning rate.
+    Each call of `update` makes the optimizer again, with the learning rate of the step. The initial state must
+    therefore not depend on the learning rate.
     """
 
     def update(

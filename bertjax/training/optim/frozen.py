@@ -1,8 +1,8 @@
 """Selects the frozen params, and computes the learning rate factors of the layers (`optimizer.layer_decay`).
 
 Params are frozen by the task, by a learning rate factor of 0 in `optimizer.groups`, or by `freeze_layers`, which counts
-layers from the input. Frozen params have no gradient, no moments and no weight decay. The global
-gradient norm excludes frozen params.
+layers from the input. Frozen params have no gradient, no moments and no weight decay. The global gradient norm excludes
+frozen params.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,8 @@ def find_frozen(task: Task, config: ConfigDict, params: dict) -> Frozen:
       params: the params, or a tree of the same structure, such as the logical axes.
 
     Raises:
-      UserError: a group has no params, the model has fewer layers than `freeze_layers`, or all params are frozen.
+      UserError: a group matches no param, two groups match a param, the model has fewer layers than `freeze_layers`, or
+        all params are frozen.
     """
     groups.check_params(config.optimizer, params)
     paths, freeze_layers = flatten_dict(params), config.freeze_layers

@@ -62,7 +62,9 @@ def add_weight_decay(config: ConfigDict, scale: float = 1.0) -> optax.GradientTr
 
 
 def scale_by_learning_rate(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
-    """Multiplies each update by the negative learning rate and the factor of its group. Must be the last of a chain.
+    """Multiplies each update by the negative learning rate and the factor of the param's group.
+
+    Must be the last transformation of a chain.
 
     Args:
       config: `config.optimizer`.
@@ -79,7 +81,9 @@ def scale_by_learning_rate(config: ConfigDict) -> optax.GradientTransformationEx
 
 
 def weight_decay_of(config: ConfigDict, path: tuple) -> float:
-    """Returns the weight decay of a param: its group's `weight_decay` if set, else `config.weight_decay` of matrices.
+    """Returns the weight decay of a param: `weight_decay` of the param's group, if set.
+
+    Otherwise, the weight decay of a matrix is `config.weight_decay`, and the weight decay of another param is 0.
 
     Args:
       config: `config.optimizer`.

@@ -25,7 +25,7 @@ def lamb(config: ConfigDict, axes: dict) -> list[optax.GradientTransformation]:
 def scale_by_trust_ratio(axes: dict) -> optax.GradientTransformation:
     """Scales the update of each matrix to the norm of the matrix (the trust ratio of algorithm 2).
 
-    An array may stack the matrices of all layers, or of query, key and value. Each matrix has its trust ratio.
+    An array may stack the matrices of all layers, or of query, key and value. Each matrix has a separate trust ratio.
     Updates of biases and of norm params are not scaled, as in the authors' code.
 
     Args:

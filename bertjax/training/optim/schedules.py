@@ -1,7 +1,7 @@
 """Learning rate schedules.
 
-The fields of a schedule are inputs of the compiled training step. Another learning rate or number of steps does not
-compile the step again.
+The fields of a schedule are inputs of the compiled training step. A run with another learning rate or another number of
+steps can therefore use the same compiled function.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The tracker that writes metrics.jsonl: a JSON object of a step and metrics per line."""
+"""The tracker that writes metrics.jsonl. Each line is a JSON object with a step and metrics of this step."""
 
 import contextlib
 import json

@@ -15,13 +15,16 @@ MAX_PARAMS_PER_CALL, MAX_PARAM_LENGTH = 100, 500  # limits of MLflow
 
 
 class MLflow(RemoteTracker):
-    """Sends the fields of the config as params, and the metrics. Replaces invalid characters in metric names by `_`."""
+    """Sends the metrics, and the fields of the config as MLflow params.
+
+    Replaces invalid characters in metric names by `_`.
+    """
 
     name = package = "mlflow"
 
     def open(self, run_id: str, workdir: epath.Path, config: ConfigDict) -> str:
         """Resumes or creates a run of MLflow; see `RemoteTracker.open`."""
-        for setting, value in (("MAX_RETRIES", "2"), ("TIMEOUT", "10")):  # training waits; by default, for minutes
+        for setting, value in (("MAX_RETRIES", "2"), ("TIMEOUT", "10")):  # otherwise, MLflow can block for minutes
             os.environ.setdefault(f"MLFLOW_HTTP_REQUEST_{setting}", value)
         import mlflow
         from mlflow.entities import Param

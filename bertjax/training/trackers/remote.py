@@ -39,9 +39,10 @@ class StepMetrics(NamedTuple):
 class RemoteTracker(abc.ABC):
     """Sends the metrics of a training run to one run of a tracker. A resumed training run continues the tracker's run.
 
-    Trackers cannot delete metrics. The metrics of a step that a resumed run repeats are therefore not sent again; they
-    are the same, because the step is computed from the same checkpoint. If earlier steps were not sent, for example
-    because the tracker was added to `config.sinks` later, their metrics are read from metrics.jsonl.
+    Trackers cannot delete metrics. If a resumed run repeats a step, the metrics of this step are therefore not sent
+    again. The repeated step gives the same metrics, because the run resumes from the same checkpoint. If the metrics of
+    earlier steps were not sent, for example because the tracker was added to `config.sinks` later, they are read from
+    metrics.jsonl.
 
     `open` must succeed at the start. Later errors do not stop training: the tracker tries to send the metrics again at
     each checkpoint.
@@ -85,7 +86,7 @@ class RemoteTracker(abc.ABC):
 
     @abc.abstractmethod
     def open(self, run_id: str, workdir: epath.Path, config: ConfigDict) -> str:
-        """Resumes a run of the tracker, and returns the id of the run.
+        """Starts or resumes a run of the tracker, and returns the id of the run.
 
         Args:
           run_id: the id of the run to resume; "" starts a new run.

@@ -75,7 +75,7 @@ register = TRACKERS.register
 
 
 def tracker_names(config: ConfigDict) -> tuple[str, ...]:
-    """Returns the names in `config.sinks` without `DEFAULT`. An item may be several names with commas between them."""
+    """Returns the names in `config.sinks` without `DEFAULT`. An item may contain several names, separated by commas."""
     names = (name.strip() for item in config.sinks for name in split_at_commas(item))
     return tuple(dict.fromkeys(name for name in names if name not in ("", DEFAULT)))
 

@@ -144,7 +144,8 @@ def _take_steps(source: Source, most: int) -> tuple[list[list[bytes]], Exception
     """Takes the records of the next steps, about `most` records, from a source.
 
     Returns:
-      The records of each step; and the error that ended the source (`StopIteration` if it is intact), or None.
+      The records of each step; and the error that ended the source, or None. The error of an intact source is
+      `StopIteration`.
     """
     steps: list[list[bytes]] = []
     count = 0
