@@ -375,7 +375,7 @@ def validate_loss(config: Any) -> None:
     limits.one_of(config, "loss.scheme", SCHEMES)
     for name in ("positive_weight", "scale", "sigma", "temperature"):
         value = config.loss[name]
-        limits.require(0 < value < math.inf, f"loss.{name}", value, "must be above 0; set for example 1.0")
+        limits.require(0 < value < math.inf, f"loss.{name}", value, "must be above 0 and finite; set for example 1.0")
     k, mu = config.loss.k, config.loss.mu
     limits.require(k >= 0, "loss.k", k, "must be 0 or more; set 0 to compare all documents of a list")
-    limits.require(0 <= mu < math.inf, "loss.mu", mu, "must be 0 or more; set for example 10.0")
+    limits.require(0 <= mu < math.inf, "loss.mu", mu, "must be 0 or more and finite; set for example 10.0")

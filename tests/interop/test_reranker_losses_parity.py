@@ -10,6 +10,7 @@ import pytest
 from bertjax.distributed.mesh import GROUPS
 from bertjax.reranking import losses as our_losses
 from bertjax.reranking.losses import SCHEMES
+from bertjax.reranking.metrics import mean_metrics, ranking_metrics
 
 torch = pytest.importorskip("torch")
 losses = pytest.importorskip("sentence_transformers.cross_encoder.losses")
@@ -202,3 +203,39 @@ def test_kl_divergence_equals_sentence_transformers(temperature):
         return loss.compute_loss_from_embeddings([torch.ones(3, 1), *columns], torch.tensor(labels[:, 2].reshape(3, 4)))
 
     assert_same(made_loss("kl", temperature=temperature), scores, labels, expected)
+
+
+@pytest.mark.parametrize("has_ties", [False, True])
+@pytest.mark.parametrize("k", [1, 3, 10, 50])
+def test_metrics_equal_the_reranking_evaluator(k, has_ties):
+    evaluation = pytest.importorskip("sentence_transformers.cross_encoder.evaluation")
+    rng, samples, all_scores, all_grades = np.random.default_rng(k), [], [], []
+    for _ in range(60):
+        length = rng.integers(2, 16 if has_ties else 60)
+        scores = rng.normal(size=length).astype(np.float32)
+        all_scores.append(np.round(scores) if has_ties else scores)
+        all_grades.append(np.arange(length) < rng.integers(0, min(length, 4)))
+        end = sum(map(len, all_scores))
+        documents = [str(number) for number in range(end - length, end)]
+        positives = int(all_grades[-1].sum())
+        samples.append({"query": "", "positive": documents[:positives], "negative": documents[positives:]})
+    model = types.SimpleNamespace(
+        predict=lambda pairs, **_: np.concatenate(all_scores)[[int(document) for _, document in pairs]],
+        model_card_data=types.SimpleNamespace(set_evaluation_metrics=lambda *_: None),
+    )
+    evaluator = evaluation.CrossEncoderRerankingEvaluator(samples, at_k=k)
+    assert mean_metrics(all_scores, all_grades, k) == pytest.approx(evaluator(model), abs=1e-6)
+
+
+@pytest.mark.parametrize("has_ties", [False, True])
+@pytest.mark.parametrize("k", [1, 5, 30])
+def test_ndcg_of_grades_equals_scikit_learn(k, has_ties):
+    sklearn = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(k)
+    for length in range(2, 40):
+        scores, grades = rng.normal(size=length), rng.integers(0, 4, length)
+        scores = np.round(scores) if has_ties else scores
+        ours = ranking_metrics(scores, grades, k)
+        assert ours[f"ndcg@{k}"] == pytest.approx(sklearn.ndcg_score([grades], [scores], k=k), abs=1e-9)
+        if grades.any():
+            assert ours["map"] == pytest.approx(sklearn.average_precision_score(grades > 0, scores), abs=1e-9)
