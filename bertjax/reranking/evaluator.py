@@ -39,28 +39,22 @@ class RankedLists(Split):
 
     def score(self, predictions: list[np.ndarray]) -> dict[str, float]:
         """Returns the metrics of scores, and of the order of the candidates with the prefix "base_"."""
-        scores = mean_metrics(*self._with_missing(predictions))
+        grades, missing = ([getattr(x, name) for x in self.lists.lists] for name in ("grades", "missing"))
+        scores = mean_metrics(predictions, grades, missing=missing)
         if not self.lists.is_ranked:
             return scores
-        before = [-np.arange(len(ranking.documents), dtype=np.float32) for ranking in self.lists.lists]
-        return scores | {f"base_{name}": value for name, value in mean_metrics(*self._with_missing(before)).items()}
+        ranks = [-np.arange(len(ranking.documents)) for ranking in self.lists.lists]
+        before = mean_metrics(ranks, grades, missing=missing)
+        return scores | {f"base_{name}": value for name, value in before.items()}
 
     def files(self, predictions: list[np.ndarray]) -> dict[str, str]:
-        """Returns the file with a few queries, their most relevant documents and the first documents of the reranker."""
+        """Returns the file with a few queries, their best documents and the first documents of the reranker."""
         rows = []
         for number in workdir.sample_indices(len(self.lists.lists)):
             ranking = self.lists.lists[number]
             best, predicted = (ranking.documents[int(np.argmax(x))] for x in (ranking.grades, predictions[number]))
             rows.append((ranking.query, best, predicted))
         return workdir.samples_file(rows)
-
-    def _with_missing(self, predictions: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Returns scores and grades with the missing relevant documents, which are below all ranks."""
-        scores, grades = [], []
-        for ranking, predicted in zip(self.lists.lists, predictions):
-            scores.append(np.concatenate([predicted, np.full(len(ranking.missing), -np.inf)]))
-            grades.append(np.maximum(0.0, np.array([*ranking.grades, *ranking.missing])))
-        return scores, grades
 
 
 def make_split(lists: ListSet, examples: ListExamples) -> RankedLists:

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from bertjax.common.errors import UserError
-from bertjax.reranking.metrics import check_list, mean_metrics, ranking_metrics
+from bertjax.reranking.metrics import mean_metrics, ranking_metrics
 
 
 def test_metrics_of_a_list_by_hand():
@@ -57,17 +56,11 @@ def test_the_mean_counts_lists_once():
         mean_metrics([[1.0]], [[1], [0]])
 
 
-@pytest.mark.parametrize(
-    "scores, grades, message",
-    [
-        ([], [], "dev.jsonl:3: 0 documents: a list must have 1 document or more; remove the list"),
-        ([1.0], [1, 0], "dev.jsonl:3: 1 scores, 2 grades: the numbers must be equal; add the missing values"),
-        ([1.0, 2], [float("nan"), 0], "dev.jsonl:3: grade nan: must be a finite number; correct the grade"),
-        ([1.0, float("nan")], [1, 0], "dev.jsonl:3: score nan: must be a finite number; choose an earlier checkpoint"),
-        ([1.0, float("inf")], [1, 0], "dev.jsonl:3: score inf: must be a finite number"),
-    ],
-)
-def test_invalid_lists(scores, grades, message):
-    with pytest.raises(UserError, match=message):
-        check_list("dev.jsonl:3", scores, grades)
-    check_list("dev.jsonl:3", [1.0, 2.0], [0, -1])
+def test_missing_relevant_documents_lower_the_metrics():
+    whole = ranking_metrics([3.0, 2.0, 1.0], [1, 0, 1])
+    with_missing = ranking_metrics([3.0, 2.0, 1.0], [1, 0, 1], missing=[1.0, 1.0])
+    assert with_missing["mrr@10"] == whole["mrr@10"] == 1
+    assert with_missing["map"] == pytest.approx(whole["map"] / 2)
+    ideal = (1 / np.log2(np.arange(2, 6))).sum()
+    assert with_missing["ndcg@10"] == pytest.approx((1 + 1 / 2) / ideal)
+    assert all(np.isnan(value) for value in ranking_metrics([np.nan, 1.0], [1, 0]).values())
