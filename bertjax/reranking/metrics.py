@@ -12,8 +12,8 @@ def ranking_metrics(scores: ArrayLike, grades: ArrayLike, k: int = 10, missing: 
     """Returns metrics of one list of documents, 0 to 1: nDCG and MRR of the first k ranks, and MAP of all ranks.
 
     A document with a grade above 0 is relevant. All metrics of a list without a relevant document are 0. Documents with
-    equal scores have the mean of their gains in nDCG, and one precision in MAP, as in scikit-learn. In MRR, the last of
-    the documents with equal scores has the first rank.
+    equal scores have the mean of their gains in nDCG, and one precision in MAP, as in scikit-learn. In MRR, documents
+    with equal scores keep their order.
 
     Args:
       scores: the score of each document, `[documents]`; one document or more.
@@ -32,7 +32,7 @@ def ranking_metrics(scores: ArrayLike, grades: ArrayLike, k: int = 10, missing: 
         return {f"ndcg@{k}": 0.0, f"mrr@{k}": 0.0, "map": 0.0}
     _, groups, counts = np.unique(-score_array, return_inverse=True, return_counts=True)
     mean_gains = np.bincount(groups, gains) / counts
-    order = np.argsort(score_array, kind="stable")[::-1]
+    order = np.argsort(-score_array, kind="stable")
     ndcg = metrics.ndcg(np.repeat(mean_gains, counts)[:k], np.sort(all_gains)[::-1][:k])
     precision = metrics.average_precision(is_relevant.astype(int), score_array)
     return {

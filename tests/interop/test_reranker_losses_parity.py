@@ -224,7 +224,10 @@ def test_metrics_equal_the_reranking_evaluator(k, has_ties):
         model_card_data=types.SimpleNamespace(set_evaluation_metrics=lambda *_: None),
     )
     evaluator = evaluation.CrossEncoderRerankingEvaluator(samples, at_k=k)
-    assert mean_metrics(all_scores, all_grades, k) == pytest.approx(evaluator(model), abs=1e-6)
+    scores, expected = mean_metrics(all_scores, all_grades, k), evaluator(model)
+    if has_ties:  # The order of equal scores, which MRR depends on, is not defined in the evaluator.
+        del scores[f"mrr@{k}"], expected[f"mrr@{k}"]
+    assert scores == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("has_ties", [False, True])

@@ -53,6 +53,12 @@ def sequences_of(batch) -> set[tuple]:
     return found
 
 
+def numbers_of(order, step) -> list[int]:
+    """The lists of a step, from the pairs without in-batch negatives."""
+    plain = order._examples.list_queries
+    return [int(np.flatnonzero(plain == query)[0]) for query in np.unique(order.pairs(step).queries)]
+
+
 @pytest.mark.parametrize("negatives", [0, 3])
 @pytest.mark.parametrize("packs", [False, True])
 def test_an_epoch_has_each_list_once_and_all_its_pairs_in_one_batch(tokenizer, packs, negatives):
@@ -73,10 +79,10 @@ def test_an_epoch_has_each_list_once_and_all_its_pairs_in_one_batch(tokenizer, p
             assert pairs.positions[places].tolist() == list(range(places.sum()))
             assert pairs.documents[places][: len(own)].tolist() == own.tolist()
             drawn = pairs.documents[places][len(own) :]
-            assert len(drawn) == negatives and not set(drawn) & examples.relevant[int(query)]
-            assert (
-                set(drawn) <= set(pairs.documents[pairs.lists != slot]) and not pairs.grades[places][len(own) :].any()
-            )
+            in_batch = set(np.concatenate([examples.list_documents[i] for i in numbers_of(order, step)]))
+            others = in_batch - examples.relevant[int(query)]
+            assert set(drawn) <= others and len(set(drawn)) == len(drawn) == min(negatives, len(others))
+            assert not pairs.grades[places][len(own) :].any()
     assert sorted(queries) == list(range(26))
 
 

@@ -23,7 +23,7 @@ def test_metrics_of_equal_scores_do_not_depend_on_the_relevant_place():
         scores = ranking_metrics(np.zeros(4, np.float32), grades)
         assert scores["map"] == 1 / 4
         assert scores["ndcg@10"] == pytest.approx((1 / np.log2(np.arange(2, 6))).mean())
-        assert scores["mrr@10"] == 1 / (4 - grades.argmax())
+        assert scores["mrr@10"] == 1 / (1 + grades.argmax())
 
 
 def test_ndcg_is_at_most_one():
