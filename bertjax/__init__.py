@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.2.0"  # setup.py reads this line
 __all__ = [
-    "Answer", "Classified", "Extracted", "Filled", "Hit", "MinedFile", "Model", "Scores", "SearchIndex", "Tagged",
-    "UserError", "convert", "evaluate", "extract", "learn_vocabulary", "load", "mine", "prepare", "submit", "train",
+    "Answer", "Classified", "Extracted", "Filled", "Hit", "MinedFile", "Model", "Ranked", "RerankedFile", "Scores",
+    "SearchIndex", "Tagged", "UserError", "convert", "evaluate", "extract", "learn_vocabulary", "load", "mine",
+    "prepare", "rerank", "submit", "train",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -30,9 +31,12 @@ if TYPE_CHECKING:
         load,
         mine,
         prepare,
+        rerank,
         submit,
         train,
     )
+    from bertjax.reranking.ranking import Ranked
+    from bertjax.reranking.run_files import RerankedFile
     from bertjax.training.scores import Scores
 else:
     _MODULES = {  # of the names that `bertjax.library` does not define
@@ -40,6 +44,8 @@ else:
         "Filled": "inference.fill_mask",
         "Hit": "embedding.index",
         "MinedFile": "embedding.hard_negatives",
+        "Ranked": "reranking.ranking",
+        "RerankedFile": "reranking.run_files",
         "Scores": "training.scores",
         "SearchIndex": "embedding.index",
         "UserError": "common.errors",

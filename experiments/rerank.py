@@ -15,8 +15,9 @@ def get_config():
         "rerank",
         # The form of the lists: pairs (a query, its positive and negatives in columns, as `bertjax mine` writes them) |
         # labelled (a query, a document and a label or score in each row) | lists (a query, a list of documents and a
-        # list of their grades, in JSON lines) | squad (questions and their paragraphs) | search (a folder in the format
-        # of BEIR: corpus.jsonl, queries.jsonl, qrels/train.tsv).
+        # list of their grades, in JSON lines) | rerank (query, positive, and negative or documents as lists, in JSON
+        # lines) | squad (questions and their paragraphs) | search (a folder in the format of BEIR: corpus.jsonl,
+        # queries.jsonl, qrels/train.tsv).
         form="pairs",
         texts="query,positive,negative",  # columns
         # The column of the label, or the columns of a teacher's scores, separated by commas: one for each document, or

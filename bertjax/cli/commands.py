@@ -15,6 +15,7 @@ COMMANDS = {  # name: (the name in `python -m bertjax.NAME`, what the command do
     "serve": ("serve", "serves a checkpoint over HTTP, with a page to try it"),
     "mine": ("mine", "mines hard negatives for the training of embeddings"),
     "search": ("search", "finds the documents that are nearest to queries by their embeddings"),
+    "rerank": ("rerank", "ranks documents for a query with a reranker"),
     "extract": ("extract", "writes embeddings or hidden states of texts"),
     "submit": ("submit", "writes a benchmark's submission file"),
     "runs": ("runs", "lists runs with their steps, losses and states"),

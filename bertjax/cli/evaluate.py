@@ -32,6 +32,9 @@ _READING = [
     flags.DEFINE_string("texts", None, "The columns of the texts, as config.data.texts."),
     flags.DEFINE_string("label", None, "The column of the score or label, as config.data.label."),
     flags.DEFINE_string(
+        "candidates", None, "For rerankers, with --form=search: a run file of TREC with the candidates of each query."
+    ),
+    flags.DEFINE_string(
         "widths", None, "Also evaluates embeddings that are shortened to these widths, such as 256,64."
     ),
     flags.DEFINE_bool(
@@ -45,7 +48,7 @@ _PAIRS = flags.DEFINE_string(
 )
 _MOST = flags.DEFINE_integer("most", 0, "Number of pairs of each paradigm; 0 reads all.", lower_bound=0)
 group_flags("Labelled data", _DATA)
-group_flags("Embeddings", *_READING)
+group_flags("Embeddings and rerankers", *_READING)
 group_flags("Minimal pairs", _PAIRS, _MOST)
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object, with the scores of all paradigms.")
 

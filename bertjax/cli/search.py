@@ -5,7 +5,8 @@
 Embeds the documents and the queries, and prints the documents with the highest similarity to each query: the score,
 the id or the number of the line, and the text. The search is exact. --index=FOLDER keeps the documents and their
 embeddings: the first command writes the folder, and resumes after an interruption; later commands with the same folder
-need no --corpus. --checkpoint is the workdir of a run of `embed`, or a folder of sentence-transformers; with
+need no --corpus. --queries=FILE and --run=FILE write the results of many queries to a run file of TREC, which
+bertjax rerank reads. --checkpoint is the workdir of a run of `embed`, or a folder of sentence-transformers; with
 --pool=mean, any checkpoint that bertjax extract takes.
 """
 
@@ -42,6 +43,8 @@ _POOL = flags.DEFINE_enum(
 )
 _TOP_K = flags.DEFINE_integer("top_k", 5, "Number of documents for each query.", lower_bound=1)
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object per query.")
+_QUERIES = flags.DEFINE_string("queries", None, "A .jsonl, .csv or .tsv with the queries, in the columns _id and text.")
+_RUN = flags.DEFINE_string("run", None, "The run file of TREC to write, with the documents of each query of --queries.")
 
 
 @exit_on_signal()
@@ -49,8 +52,13 @@ def main(queries: list[str]) -> None:
     """Builds or opens the index, and prints the documents of each query."""
     from bertjax.embedding.index import SearchIndex, check_inputs
     from bertjax.library.model import load
+    from bertjax.reranking.run_files import write_run
 
-    if not queries:
+    if bool(_QUERIES.value) != bool(_RUN.value):
+        raise UserError("--queries, --run: set both, to write a run file, or none")
+    if _QUERIES.value and queries:
+        raise UserError(f"unexpected argument {queries[0]!r}; --queries has the queries")
+    if not queries and not _QUERIES.value:
         raise UserError(
             f"no query for the checkpoint {_CHECKPOINT.value!r}: give one or more on the command line, as in bertjax "
             f'search {_CHECKPOINT.value} "a query"'
@@ -64,6 +72,9 @@ def main(queries: list[str]) -> None:
             index = SearchIndex.open(model, folder, _POOL.value or "")
         else:
             index = SearchIndex.build(model, _CORPUS.value, folder, _POOL.value or "")
+    if _RUN.value:
+        print(write_run(index, _QUERIES.value, _RUN.value, _TOP_K.value), flush=True)
+        return
     for query, hits in zip(queries, index.search(queries, _TOP_K.value)):
         if _JSON.value:
             print(json.dumps({"query": query, "hits": [hit._asdict() for hit in hits]}, ensure_ascii=False), flush=True)

@@ -15,8 +15,11 @@ from bertjax.inference.extraction import Extracted, write_extracted
 from bertjax.inference.text_embedding import SUFFIXES
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
-from bertjax.library.arguments import plain_texts, require_path
+from bertjax.library.arguments import check_number, plain_texts, require_path
 from bertjax.library.types import Path, Texts
+from bertjax.reranking.ranking import is_reranker
+from bertjax.reranking.run_files import RerankedFile, rerank_run
+from bertjax.reranking.task import TASK as RERANK
 from bertjax.training.scores import Scores
 
 
@@ -61,7 +64,10 @@ def evaluate(
     from bertjax.finetuning.evaluation import score_file
 
     data = require_path("data", data)
-    return score_file(read_checkpoint(checkpoint, dtype), data, on_note, **description)
+    source = read_checkpoint(checkpoint, dtype)
+    # A classifier with one label and without a run is a reranker here: its labels have no names.
+    task = None if source.settings.get("task") or not is_reranker(source) else RERANK
+    return score_file(source, data, on_note, task, **description)
 
 
 def extract(
@@ -158,6 +164,38 @@ def mine(
     corpus_path = None if corpus is None else require_path("corpus", corpus)
     paths = (require_path("checkpoint", checkpoint), require_path("data", data), require_path("output", output))
     return mine_files(*paths, choice, corpus_path, form, texts, dtype)
+
+
+def rerank(
+    checkpoint: Path,
+    data: Path,
+    candidates: Path,
+    output: Path,
+    top_k: int = 100,
+    dtype: str | None = None,
+) -> RerankedFile:
+    """Reranks the candidates of queries, and writes the new ranking as a run file of TREC.
+
+    Args:
+      checkpoint: a reranker, as for `load`.
+      data: a folder in the format of BEIR, with queries.jsonl and corpus.jsonl.
+      candidates: a run file of TREC with the candidates of each query.
+      output: the run file to write.
+      top_k: the number of first candidates of a query that are scored; the others are left out.
+      dtype: the type to compute in, as for `load`.
+
+    Returns:
+      The numbers of queries and of scored documents.
+
+    Raises:
+      UserError: for a missing or invalid file, an unknown id, or a checkpoint that is no reranker.
+
+    Examples:
+      >>> bertjax.rerank("runs/reranker", "beir", "candidates.trec", "reranked.trec")
+    """
+    check_number("top_k", top_k, 1)
+    folder, run = require_path("data", data), require_path("candidates", candidates)
+    return rerank_run(read_checkpoint(checkpoint, dtype), folder, run, require_path("output", output), top_k)
 
 
 def submit(checkpoint: Path, test_file: Path, output: Path) -> str:

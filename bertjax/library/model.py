@@ -25,6 +25,8 @@ from bertjax.interop.pretrained import Pretrained
 from bertjax.library.arguments import check_number, parts_of_texts, plain_texts
 from bertjax.library.checkpoints import convert, read_checkpoint
 from bertjax.library.types import Answer, Classified, Params, Parts, Path, Tagged, Texts
+from bertjax.reranking import ranking
+from bertjax.reranking.ranking import Ranked
 from bertjax.text.tokenizer import Tokenizer
 
 
@@ -222,6 +224,27 @@ class Model:
         embedder, plain = embedder_of(self.source, prompt, width, pool, layers), plain_texts(texts)
         return embedder(plain)[0] if plain else np.zeros((0, width), np.float32)
 
+    def rank(self, query: str, documents: Texts, top_k: int | None = None) -> list[Ranked]:
+        """Returns documents in descending order of their relevance to a query. Only for rerankers.
+
+        Args:
+          query: the query.
+          documents: one document, or several.
+          top_k: the largest number of documents to return; None for all.
+
+        Returns:
+          The documents with their indices and scores. Documents with equal scores keep their order.
+
+        Examples:
+          >>> model.rank("how old is the ship ?", ["The ship was built in 1911 .", "The sun shines ."], top_k=1)
+          [Ranked(index=0, score=8.4, text='The ship was built in 1911 .')]
+        """
+        self._require("rank")
+        if top_k is not None:
+            check_number("top_k", top_k, 1)
+        (plain_query,) = plain_texts(query)
+        return ranking.Ranker(self.source).rank(plain_query, plain_texts(documents), top_k)
+
     # Files.
 
     def save(self, folder: Path, format: str = "") -> str:
@@ -331,7 +354,7 @@ class Model:
 
     @functools.cached_property
     def _methods(self) -> list[str]:
-        return abilities.methods_of(self.source)
+        return [*abilities.methods_of(self.source), *(["rank"] if ranking.is_reranker(self.source) else [])]
 
     @property
     def methods(self) -> list[str]:

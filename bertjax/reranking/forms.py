@@ -156,6 +156,33 @@ class DocumentLists(ListForm):
         return ListSet(lists)
 
 
+class RerankingSamples(ListForm):
+    """A query, a list of relevant documents, and a list of other documents or a ranked list, in JSON lines.
+
+    The columns are the fields of the samples of sentence-transformers' CrossEncoderRerankingEvaluator: `query`,
+    `positive`, and `negative` or `documents`. `documents` are the ranking of a first stage.
+    """
+
+    files = ("{}.jsonl",)
+    has_grades = True
+
+    def read(self, path: epath.Path, columns: Sequence[str], label: str, candidates: str) -> ListSet:
+        """Reads the rows of a .jsonl."""
+        lists, is_ranked = [], False
+        for row in rows_with_columns(path, ["query", "positive"]):
+            positives = [_text(row, "positive", value) for value in _list(row, "positive", "texts")]
+            name = "documents" if "documents" in row.columns else "negative"
+            is_ranked = is_ranked or name == "documents"
+            others = [_text(row, name, value) for value in _list(row, name, "texts")]
+            documents = others if name == "documents" else [*positives, *others]
+            if not positives:
+                raise UserError(f"{row.where}: positive is an empty list; a query needs a relevant document")
+            grades = [float(document in set(positives)) for document in documents]
+            ranking = _make_list(row.where, texts_of(row, ["query"])[0], documents, grades)
+            lists.append(ranking._replace(missing=(1.0,) * len(set(positives) - set(documents))))
+        return ListSet(lists, is_ranked)
+
+
 class SquadQuestions(ListForm):
     """A question and the paragraph with its answer, in a file of SQuAD's format."""
 
@@ -217,6 +244,7 @@ FORMS: dict[str, ListForm] = {
     "pairs": QueriesWithNegatives(),
     "labelled": LabelledDocuments(),
     "lists": DocumentLists(),
+    "rerank": RerankingSamples(),
     "squad": SquadQuestions(),
     "search": Beir(),
 }

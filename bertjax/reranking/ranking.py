@@ -20,10 +20,12 @@ class Ranked:
     Attributes:
       index: the index of the document in the list of documents, from 0.
       score: the relevance score; higher is better.
+      text: the document.
     """
 
     index: int
     score: float
+    text: str
 
 
 class Ranker:
@@ -69,7 +71,7 @@ class Ranker:
         """
         scores = self.scores([(query, document) for document in documents])
         order = np.argsort(-scores, kind="stable")[:top_k]
-        return [Ranked(int(index), float(scores[index])) for index in order]
+        return [Ranked(int(index), float(scores[index]), documents[index]) for index in order]
 
 
 def is_reranker(source: Pretrained) -> bool:

@@ -54,8 +54,13 @@ def run_lines(rankings: Mapping[str, Sequence[tuple[str, float]]], tag: str = "b
     Args:
       rankings: for each query, its documents with their scores, the highest score first.
       tag: the name of the system, in the last column.
+
+    Raises:
+      UserError: if an id has a space.
     """
     for query, documents in rankings.items():
+        if wrong := next((name for name in (query, *(name for name, _ in documents)) if len(name.split()) != 1), None):
+            raise UserError(f"the id {wrong!r} has a space, or is empty; a run file needs ids without spaces")
         for rank, (document, score) in enumerate(documents, 1):
             yield f"{query} Q0 {document} {rank} {score:.6f} {tag}\n"
 

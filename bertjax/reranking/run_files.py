@@ -1,0 +1,87 @@
+"""Reranks the candidates of a run file of TREC, and writes the new ranking as a run file."""
+
+from typing import NamedTuple
+
+from etils import epath
+
+from bertjax.common.errors import UserError
+from bertjax.common.files import write_whole
+from bertjax.common.progress import Bar
+from bertjax.embedding.index import SearchIndex
+from bertjax.embedding.retrieval import read_texts_by_id
+from bertjax.interop.pretrained import Pretrained
+from bertjax.reranking import trec
+from bertjax.reranking.ranking import Ranker
+
+DOCUMENTS_AT_ONCE = 4096  # pairs that are scored together
+
+
+def write_run(index: SearchIndex, queries: epath.PathLike, output: epath.PathLike, top_k: int) -> str:
+    """Searches the documents of many queries, and writes a run file.
+
+    Args:
+      index: the index of the documents.
+      queries: a table with the columns `_id` and `text`.
+      output: the run file to write.
+      top_k: the number of documents of each query.
+
+    Returns:
+      A line about the file.
+    """
+    texts = dict(read_texts_by_id(epath.Path(queries)))
+    hits = index.search(list(texts.values()), top_k)
+    rankings = {name: [(hit.id, hit.score) for hit in found] for name, found in zip(texts, hits)}
+    write_whole(epath.Path(output), "".join(trec.run_lines(rankings)))
+    return f"{sum(map(len, hits)):,} documents of {len(texts):,} queries in {output}"
+
+
+class RerankedFile(NamedTuple):
+    """The result of `rerank_run`.
+
+    Attributes:
+      queries: the number of queries.
+      documents: the number of scored documents, of all queries.
+    """
+
+    queries: int
+    documents: int
+
+
+def rerank_run(
+    source: Pretrained, folder: epath.PathLike, candidates: epath.PathLike, output: epath.PathLike, top_k: int = 100
+) -> RerankedFile:
+    """Scores the first candidates of each query, and writes them in the new order.
+
+    Args:
+      source: the checkpoint.
+      folder: a folder in the format of BEIR, with queries.jsonl and corpus.jsonl.
+      candidates: a run file of TREC with the candidates of each query.
+      output: the run file to write.
+      top_k: the number of first candidates of a query; the others are left out.
+
+    Raises:
+      UserError: for a missing or invalid file, an unknown id, or a checkpoint that is no reranker.
+    """
+    ranker, folder = Ranker(source), epath.Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"--data={folder}: no such folder; name a folder with corpus.jsonl and queries.jsonl")
+    queries = dict(read_texts_by_id(folder / "queries.jsonl"))
+    run = {query: names[:top_k] for query, names in trec.read_run(candidates).items()}
+    used = {name for names in run.values() for name in names}
+    documents = {name: text for name, text in read_texts_by_id(folder / "corpus.jsonl") if name in used}
+    trec.check_ids(queries, run, candidates, folder / "queries.jsonl", "query")
+    trec.check_ids(documents, used, candidates, folder / "corpus.jsonl", "document")
+    pairs = [(query, name) for query, names in run.items() for name in names]
+    scores: list[float] = []
+    with Bar("reranking", [len(pairs)], " documents") as bar:
+        for start in range(0, len(pairs), DOCUMENTS_AT_ONCE):
+            part = pairs[start : start + DOCUMENTS_AT_ONCE]
+            scores += ranker.scores([(queries[query], documents[name]) for query, name in part]).tolist()
+            bar.update(len(part))
+    rankings: dict[str, list[tuple[str, float]]] = {query: [] for query in run}
+    for (query, name), score in zip(pairs, scores):
+        rankings[query].append((name, score))
+    for ranking in rankings.values():
+        ranking.sort(key=lambda pair: -pair[1])
+    write_whole(epath.Path(output), "".join(trec.run_lines(rankings)))
+    return RerankedFile(len(run), len(pairs))
