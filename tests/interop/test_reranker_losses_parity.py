@@ -207,11 +207,13 @@ def test_kl_divergence_equals_sentence_transformers(temperature):
 
 @pytest.mark.parametrize("has_ties", [False, True])
 @pytest.mark.parametrize("k", [1, 3, 10, 50])
-def test_metrics_equal_the_reranking_evaluator(k, has_ties):
+def test_metrics_equal_the_reranking_evaluator(k, has_ties, monkeypatch):
     evaluation = pytest.importorskip("sentence_transformers.cross_encoder.evaluation")
+    # The order of equal scores in the evaluator otherwise depends on the processor.
+    monkeypatch.setattr(np, "argsort", functools.partial(np.argsort, kind="stable"))
     rng, samples, all_scores, all_grades = np.random.default_rng(k), [], [], []
     for _ in range(60):
-        length = rng.integers(2, 16 if has_ties else 60)
+        length = rng.integers(2, 60)
         scores = rng.normal(size=length).astype(np.float32)
         all_scores.append(np.round(scores) if has_ties else scores)
         all_grades.append(np.arange(length) < rng.integers(0, min(length, 4)))

@@ -117,6 +117,39 @@ def test_finite_differences_of_the_loss_equal_the_gradient(case):
     assert float(plus - minus) / 2e-3 == pytest.approx(float((gradient * direction).sum()), rel=2e-2, abs=2e-3)
 
 
+def lambda_losses_of_list(scores, grades, scheme, k, sigma, mu):
+    """Returns the losses of the compared pairs of documents, one by one as the paper defines them."""
+    order = np.argsort(-scores, kind="stable")
+    scores, grades = scores[order].astype(float), grades[order]
+    gains, discounts = 2.0**grades - 1, np.log2(np.arange(2, 12))
+    best = (np.sort(gains)[::-1][:k] / discounts[: len(gains)][:k]).sum()
+    gains = gains / best if best else gains
+    pairs = [(i, j) for i in range(len(scores)) for j in range(len(scores)) if min(i, j) < k]
+    for i, j in pairs:
+        bits = np.logaddexp(0, -sigma * (scores[i] - scores[j])) / np.log(2)
+        if scheme == "ndcg_loss1":
+            yield bits * gains[i] / discounts[i]
+        elif grades[i] > grades[j]:
+            distance = abs(i - j)
+            tight = (1 / discounts[distance - 1] - 1 / discounts[distance]) * (gains[i] - gains[j])
+            coarse = abs(1 / discounts[i] - 1 / discounts[j]) * (gains[i] - gains[j])
+            weights = {"none": 1, "ndcg_loss2": tight, "lambda_rank": coarse, "ndcg_loss2++": mu * tight + coarse}
+            yield bits * weights[scheme]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_lambda_losses_follow_the_paper(scheme):
+    logits, batch = made_batch()
+    lists = np.split(np.arange(sum(LENGTHS)), np.cumsum(LENGTHS)[:-1])
+    expected = [
+        loss
+        for places in lists
+        for loss in lambda_losses_of_list(logits[places, 0], batch["labels"][places, 2], scheme, 3, 1.5, 4.0)
+    ]
+    value, _, _ = result(made_loss(f"lambda {scheme}"), logits, batch)
+    np.testing.assert_allclose(value, np.mean(expected), rtol=1e-4)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_training_with_the_loss_ranks_the_documents(case):
     _, batch = made_batch((4, 3), 0.0)
