@@ -18,6 +18,7 @@ TESTS_OF_COMMANDS = {
     "serve": "tests/serving/test_serving.py::test_accepted_requests_are_answered_after_sigterm",
     "mine": "tests/embedding/test_retrieval.py::test_mined_negatives_are_used_in_training",
     "search": "tests/embedding/test_index.py::test_the_command_writes_and_reuses_an_index",
+    "rerank": "tests/reranking/test_reranking.py::test_a_run_file_is_reranked_and_evaluated",
     "extract": "tests/inference/test_vectors.py::test_the_command_writes_vectors_of_a_table",
     "submit": "tests/finetuning/test_finetuning.py::test_predict_prints_json_lines_and_writes_submissions",
     "runs": "tests/reporting/test_overview.py::test_runs_are_listed_with_their_state",
@@ -35,6 +36,7 @@ TESTS_OF_TASKS = {
     "tag": "tests/finetuning/test_ner.py::test_a_tiny_run_trains_a_tagger",
     "swag": "tests/finetuning/test_swag.py::test_a_tiny_run_trains_multiple_choice",
     "features": "tests/finetuning/test_features.py::test_a_sweep_over_feature_layers_trains_only_the_lstm",
+    "rerank": "tests/reranking/test_reranking.py::test_training_improves_the_ranking_and_ranks_runs_by_ndcg",
     "embed": "tests/embedding/test_retrieval.py::test_a_file_is_evaluated_like_the_dev_set_with_the_tuned_thresholds",
 }
 

@@ -18,7 +18,7 @@ from bertjax.interop.pretrained import Pretrained
 from bertjax.library.arguments import check_number, plain_texts, require_path
 from bertjax.library.types import Path, Texts
 from bertjax.reranking.ranking import is_reranker
-from bertjax.reranking.run_files import RerankedFile, rerank_run
+from bertjax.reranking.run_files import RerankedFile, read_candidates, rerank_run
 from bertjax.reranking.task import TASK as RERANK
 from bertjax.training.scores import Scores
 
@@ -194,8 +194,9 @@ def rerank(
       >>> bertjax.rerank("runs/reranker", "beir", "candidates.trec", "reranked.trec")
     """
     check_number("top_k", top_k, 1)
-    folder, run = require_path("data", data), require_path("candidates", candidates)
-    return rerank_run(read_checkpoint(checkpoint, dtype), folder, run, require_path("output", output), top_k)
+    paths = require_path("data", data), require_path("candidates", candidates)
+    output, first_candidates = require_path("output", output), read_candidates(*paths, top_k)
+    return rerank_run(read_checkpoint(checkpoint, dtype), first_candidates, output)
 
 
 def submit(checkpoint: Path, test_file: Path, output: Path) -> str:

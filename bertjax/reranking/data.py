@@ -88,7 +88,8 @@ def training_lists(train: ListSet, source: ListSource, config: ConfigDict) -> tu
     Raises:
       UserError: if the lists do not fit the loss.
     """
-    name, notes = config.loss.name, []
+    name = config.loss.name
+    notes: list[str] = []
     if name in POINTWISE:
         train = sets.single_documents(train)
         grades = [grade for ranking in train.lists for grade in ranking.grades]

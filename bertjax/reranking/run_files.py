@@ -47,30 +47,50 @@ class RerankedFile(NamedTuple):
     documents: int
 
 
-def rerank_run(
-    source: Pretrained, folder: epath.PathLike, candidates: epath.PathLike, output: epath.PathLike, top_k: int = 100
-) -> RerankedFile:
-    """Scores the first candidates of each query, and writes them in the new order.
+class Candidates(NamedTuple):
+    """The candidates of queries.
+
+    Attributes:
+      run: the ids of the candidates of each query.
+      queries: the text of each query.
+      documents: the text of each candidate.
+    """
+
+    run: dict[str, list[str]]
+    queries: dict[str, str]
+    documents: dict[str, str]
+
+
+def read_candidates(folder: epath.PathLike, path: epath.PathLike, top_k: int) -> Candidates:
+    """Reads the first candidates of each query, and their texts.
 
     Args:
-      source: the checkpoint.
       folder: a folder in the format of BEIR, with queries.jsonl and corpus.jsonl.
-      candidates: a run file of TREC with the candidates of each query.
-      output: the run file to write.
+      path: a run file of TREC with the candidates of each query.
       top_k: the number of first candidates of a query; the others are left out.
 
     Raises:
-      UserError: for a missing or invalid file, an unknown id, or a checkpoint that is no reranker.
+      UserError: for a missing or invalid file, or an unknown id.
     """
-    ranker, folder = Ranker(source), epath.Path(folder)
+    folder = epath.Path(folder)
     if not folder.is_dir():
         raise UserError(f"--data={folder}: no such folder; name a folder with corpus.jsonl and queries.jsonl")
-    queries = dict(read_texts_by_id(folder / "queries.jsonl"))
-    run = {query: names[:top_k] for query, names in trec.read_run(candidates).items()}
+    run = {query: names[:top_k] for query, names in trec.read_run(path).items()}
     used = {name for names in run.values() for name in names}
+    queries = dict(read_texts_by_id(folder / "queries.jsonl"))
     documents = {name: text for name, text in read_texts_by_id(folder / "corpus.jsonl") if name in used}
-    trec.check_ids(queries, run, candidates, folder / "queries.jsonl", "query")
-    trec.check_ids(documents, used, candidates, folder / "corpus.jsonl", "document")
+    trec.check_ids(queries, run, path, folder / "queries.jsonl", "query")
+    trec.check_ids(documents, used, path, folder / "corpus.jsonl", "document")
+    return Candidates(run, queries, documents)
+
+
+def rerank_run(source: Pretrained, candidates: Candidates, output: epath.PathLike) -> RerankedFile:
+    """Scores candidates, and writes them in the new order to a run file.
+
+    Raises:
+      UserError: if the checkpoint is no reranker.
+    """
+    ranker, (run, queries, documents) = Ranker(source), candidates
     pairs = [(query, name) for query, names in run.items() for name in names]
     scores: list[float] = []
     with Bar("reranking", [len(pairs)], " documents") as bar:

@@ -1,0 +1,318 @@
+"""The task `rerank`: training, invariance to devices, microbatches and packing, evaluation, ranking, run files."""
+
+import functools
+import itertools
+import json
+import random
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax.common.errors import UserError
+from bertjax.data.batch import Batch
+from bertjax.distributed.mesh import make_mesh, put_batch
+from bertjax.finetuning import run as finetuning_run
+from bertjax.finetuning.task import FineTuning
+from bertjax.interop import conversion, pretrained
+from bertjax.launch.validate import validate
+from bertjax.library import checkpoints, load
+from bertjax.reranking import forms, trec
+from bertjax.reranking.ranking import Ranker
+from bertjax.training.checkpoints import checkpoint as stored
+from bertjax.training.optim.schedules import make_schedule
+from bertjax.training.step import Program, put_hyperparameters
+from experiments import rerank
+from tests.conftest import TOPICS, launch_and_stop
+from tests.embedding.test_retrieval import sentence, write_beir
+from tests.finetuning.test_classify import write_table
+from tests.finetuning.test_finetuning import run
+from tests.processes import run as command
+
+TOPIC_NAMES = sorted(TOPICS)
+RELEVANT = TOPIC_NAMES[3]  # the topic of relevant documents: the test model is too small to compare two texts
+
+
+def lists_of(count: int, seed: int) -> list[dict]:
+    """Queries with two to five documents, of which the document about the sea has the grade 2."""
+    rng, rows = random.Random(seed), []
+    for _ in range(count):
+        topics = [RELEVANT, *rng.choices([name for name in TOPIC_NAMES if name != RELEVANT], k=rng.randint(1, 4))]
+        documents = [sentence(rng, topic) for topic in topics]
+        query = sentence(rng, rng.choice(TOPIC_NAMES))
+        rows.append({"query": query, "documents": documents, "grades": [2, *[0] * (len(topics) - 1)]})
+    return rows
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Lists as JSON lines; a BEIR folder with a run file."""
+    path = tmp_path_factory.mktemp("lists")
+    for name, count in (("train", 120), ("dev", 30)):
+        write_table(path / f"{name}.jsonl", lists_of(count, count))
+    rng = random.Random(2)
+    corpus = [{"_id": f"d{i:02}", "text": sentence(rng, TOPIC_NAMES[i % 4])} for i in range(24)]
+    queries = [{"_id": f"q{i}", "text": sentence(rng, TOPIC_NAMES[i % 4])} for i in range(8)]
+    qrels = [(f"q{i}", f"d{j:02}", 1) for i in range(8) for j in (3, 7)]
+    write_beir(path / "beir", corpus, queries, test=qrels, train=qrels)
+    # The candidates of a query lack one relevant document; the other is the last candidate.
+    ranking = {f"q{i}": [(f"d{j:02}", 1.0 / (1 + n)) for n, j in enumerate((0, 5, 10, 3))] for i in range(8)}
+    (path / "run.trec").write_text("".join(trec.run_lines(ranking)))
+    return path
+
+
+def config_for(folder, checkpoint, **fields):
+    config = rerank.get_config()
+    config.data.update(path=str(folder), form="lists", texts="query,documents", label="grades")
+    config.init_checkpoint = str(checkpoint)
+    config.update(dict(batch_size=8, max_seq_length=48, log_every_steps=1, dtype="float32"))
+    config.loss.name = "list_net"
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+@pytest.fixture(scope="module")
+def trained(folder, checkpoint, tmp_path_factory):
+    """The workdir of a finished run."""
+    workdir = tmp_path_factory.mktemp("rerank") / "run"
+    config = config_for(folder, checkpoint, epochs=4.0, **{"optimizer.learning_rate": 3e-3})
+    validate(config)
+    run(config, workdir)
+    return workdir
+
+
+# Training.
+
+
+def test_training_improves_the_ranking_and_ranks_runs_by_ndcg(trained, folder):
+    scores = pretrained.read_pretrained(trained).scores
+    assert scores.keys() == {"ndcg@10", "mrr@10", "map"} and scores["ndcg@10"] > 0.9
+    assert (trained / "dev_samples.json").exists()
+    assert stored.read_scores(trained, 60).score == pytest.approx(scores["ndcg@10"])
+    report = checkpoints.evaluate(trained, folder / "dev.jsonl")
+    assert report.scores == pytest.approx(scores, abs=1e-6)
+
+
+def step_of(config, tmp_path, data=1, fsdp=1, microbatches=1) -> tuple[dict, dict, Batch]:
+    """Returns the change of the params by one step of SGD, the metrics, and the batch."""
+    config.mesh.update(data=data, fsdp=fsdp, tensor=1)
+    config.microbatches = microbatches
+    config.optimizer.update(name="sgd", warmup_proportion=0.0, learning_rate=1.0, weight_decay=0.0, max_grad_norm=1e9)
+    config, _ = finetuning_run.resolve(config, None)
+    inputs = finetuning_run.load_inputs(config, tmp_path, None)
+    task = FineTuning(config, make_mesh(config, jax.devices()[: data * fsdp]), inputs.data)
+    program = Program(task, config, task.mesh)
+    hyperparameters = put_hyperparameters(0, make_schedule(config.optimizer, 1000), task.mesh)
+    state = program.init(jax.random.key(0))
+    before = jax.device_get(state.params)
+    batch = next(itertools.islice(task.batches(0), 1, 2))
+    state, metrics = program.train_step(state, put_batch(batch, task.mesh), hyperparameters)
+    return jax.tree.map(np.subtract, before, jax.device_get(state.params)), jax.device_get(metrics), batch
+
+
+def assert_same_step(actual, expected):
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5), actual[0], expected[0])
+    for name in ("loss", "accuracy", "grad_norm"):
+        np.testing.assert_allclose(actual[1][name], expected[1][name], rtol=2e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("loss", ["list_net", pytest.param("multiple_negatives", marks=pytest.mark.slow),
+                                  pytest.param("binary_cross_entropy", marks=pytest.mark.slow)])  # fmt: skip
+@pytest.mark.parametrize("packing", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_eight_devices_and_microbatches_change_no_step(loss, packing, folder, checkpoint, tmp_path):
+    fields = {"loss.name": loss, "packing": packing}
+    if loss == "binary_cross_entropy":
+        fields |= {"data.form": "rerank", "data.label": ""}
+        rows = [
+            {"query": row["query"], "positive": row["documents"][:1], "negative": row["documents"][1:]}
+            for row in lists_of(40, 3)
+        ]
+        for name in ("train", "dev"):
+            write_table(tmp_path / f"{name}.jsonl", rows)
+        folder = tmp_path
+    expected = step_of(config_for(folder, checkpoint, **fields), tmp_path)
+    assert expected[1]["loss"] > 0.1 and expected[1]["grad_norm"] > 0.01
+    assert_same_step(step_of(config_for(folder, checkpoint, **fields), tmp_path, 4, 2, 1), expected)
+    assert_same_step(step_of(config_for(folder, checkpoint, **fields), tmp_path, 2, 1, 2), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("windows", ["", "max", "mean"])
+def test_packing_changes_no_step(windows, folder, checkpoint, tmp_path):
+    """All lists are in one batch, without dropout."""
+    fields = {"batch_size": 120, "data.windows": windows, "data.doc_stride": 4, "max_seq_length": 24}
+    fields |= {f"model.{name}_dropout_prob": 0.0 for name in ("hidden", "attention_probs")} | {"epochs": 2.0}
+    padded, packed = (
+        step_of(config_for(folder, checkpoint, packing=packing, **fields), tmp_path) for packing in (False, True)
+    )
+    assert_same_step(packed, padded)
+    assert len(packed[2]["input_ids"]) < 0.9 * len(padded[2]["input_ids"])
+    if windows:
+        assert padded[2]["weights"].sum() > sum(len(row["documents"]) for row in lists_of(120, 120))
+
+
+@pytest.mark.slow
+def test_a_stopped_run_resumes_bit_for_bit(folder, checkpoint, tmp_path):
+    fields = {"epochs": 1.0, "checkpoint.every_steps": 4, "loss.name": "multiple_negatives"}
+    run(config_for(folder, checkpoint, **fields), tmp_path / "whole")
+    launch_and_stop(FineTuning, config_for(folder, checkpoint, **fields), tmp_path / "stopped", 9)
+    run(config_for(folder, checkpoint, **fields), tmp_path / "stopped")
+    whole, resumed = (pretrained.read_pretrained(tmp_path / name) for name in ("whole", "stopped"))
+    jax.tree.map(np.testing.assert_array_equal, whole.params, resumed.params)
+    assert whole.scores == resumed.scores
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "loss", ["mse", "margin_mse", "kl", "lambda", "rank_net", "list_mle", "position_aware_list_mle"]
+)
+def test_a_student_learns_the_ranking_of_a_teacher(loss, trained, folder, checkpoint, tmp_path):
+    fields = {"loss.name": loss, "distill.teacher": str(trained), "epochs": 4.0, "optimizer.learning_rate": 3e-3}
+    run(config_for(folder, checkpoint, **fields), tmp_path / "run")
+    assert pretrained.read_pretrained(tmp_path / "run").scores["ndcg@10"] > 0.85
+    teacher, student = (Ranker(pretrained.read_with_tokenizer(path)) for path in (trained, tmp_path / "run"))
+    pairs = [(row["query"], document) for row in lists_of(30, 30) for document in row["documents"]]
+    assert np.corrcoef(teacher.logits(pairs), student.logits(pairs))[0, 1] > 0.6
+
+
+# Use.
+
+
+def test_documents_are_ranked_in_python_and_by_the_command(trained, tmp_path):
+    model, rng = load(trained), random.Random(5)
+    query, documents = sentence(rng, "court"), [sentence(rng, TOPIC_NAMES[i]) for i in (0, 3, 1, 2)]
+    ranking = model.rank(query, documents)
+    assert "rank" in model.methods and ranking[0].index == 1
+    assert [ranked.score for ranked in ranking] == sorted((x["score"] for x in model.predict(
+        [(query, document) for document in documents])), reverse=True)  # fmt: skip
+    assert [ranked.text for ranked in ranking] == [documents[ranked.index] for ranked in ranking]
+    assert [ranked.index for ranked in model.rank(query, ["a", "a", "a"])] == [0, 1, 2]
+    assert model.rank(query, documents, top_k=2) == ranking[:2] and model.rank(query, []) == []
+    (tmp_path / "documents.txt").write_text("\n".join(documents) + "\n")
+    flags = f"--query={query}", "--input=documents.txt", "--top_k=2", "--json", "--dtype=float32"
+    printed = command("rerank", trained, *flags, cwd=tmp_path)
+    rows = [json.loads(line) for line in printed.stdout.splitlines()]
+    assert [(row["index"], row["text"]) for row in rows] == [(ranked.index, ranked.text) for ranked in ranking[:2]]
+
+
+def test_a_run_file_is_reranked_and_evaluated(trained, folder, tmp_path):
+    flags = f"--data={folder}/beir", f"--candidates={folder}/run.trec", "--output=new.trec", "--top_k=4"
+    result = command("rerank", trained, *flags, cwd=tmp_path)
+    assert result.stdout.endswith("32 documents of 8 queries in new.trec\n"), result.stderr
+    before, after = trec.read_run(folder / "run.trec"), trec.read_run(tmp_path / "new.trec")
+    assert before.keys() == after.keys() and all(set(before[query]) == set(after[query]) for query in before)
+    ranks = [after[f"q{i}"].index("d03") for i in range(8)]
+    arguments = (f"--data={folder}/beir", "--form=search", f"--candidates={folder}/run.trec", "--json")
+    scores = json.loads(command("evaluate", trained, *arguments, cwd=tmp_path).stdout)["scores"]
+    assert scores["mrr@10"] == pytest.approx(np.mean([1 / (1 + rank) for rank in ranks]))
+    assert scores["base_mrr@10"] == 1 / 4 and scores["base_map"] == 1 / 8  # One of two relevant documents is missing.
+    assert scores["ndcg@10"] > scores["base_ndcg@10"]
+
+
+def test_a_classifier_with_one_label_is_evaluated_as_a_reranker(trained, folder, tmp_path):
+    conversion.convert(str(trained), tmp_path / "classifier", "huggingface")
+    samples = [
+        {"query": row["query"], "positive": row["documents"][:1], "documents": row["documents"][::-1]}
+        for row in lists_of(30, 30)
+    ]
+    write_table(tmp_path / "dev.jsonl", samples)
+    scores = checkpoints.evaluate(tmp_path / "classifier", tmp_path / "dev.jsonl", form="rerank").scores
+    expected = checkpoints.evaluate(trained, folder / "dev.jsonl").scores
+    assert {name: scores[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    assert 0 < scores["base_ndcg@10"] < scores["ndcg@10"]
+    assert load(tmp_path / "classifier").rank("a ship", ["a rose"])[0].index == 0
+
+
+# Data and mistakes.
+
+
+@pytest.mark.parametrize("form, rows, columns, label, expected", [
+    ("pairs", [{"q": "a", "p": "b", "n": "c"}, {"q": "a", "p": "b", "n": ""}], "q,p,n", "",
+     [("a", ("b", "c"), (1, 0)), ("a", ("b",), (1,))]),
+    ("pairs", [{"q": "a", "p": "b", "n": "c", "s": 3, "t": 1}], "q,p,n", "s,t", [("a", ("b", "c"), (3, 1))]),
+    ("pairs", [{"q": "a", "p": "b", "n": "c", "margin": 2}], "q,p,n", "margin", [("a", ("b", "c"), (0, -2))]),
+    ("pairs", [{"q": "a", "p": "b", "n": "b"}], "q,p,n", "", [("a", ("b",), (1,))]),
+    ("labelled", [{"q": "a", "d": "b", "y": 1}, {"q": "x", "d": "b", "y": 0.5}, {"q": "a", "d": "c", "y": 0}], "q,d",
+     "y", [("a", ("b", "c"), (1, 0)), ("x", ("b",), (0.5,))]),
+    ("lists", [{"q": "a", "d": ["b", {"title": "T", "text": "c"}], "y": [2, 0]}], "q,d", "y",
+     [("a", ("b", "T c"), (2, 0))]),
+    ("rerank", [{"query": "a", "positive": ["b"], "negative": ["c"]}], "", "", [("a", ("b", "c"), (1, 0))]),
+    ("rerank", [{"query": "a", "positive": ["b", "d"], "documents": ["c", "b"]}], "", "", [("a", ("c", "b"), (0, 1))]),
+])  # fmt: skip
+def test_lists_are_read_from_each_form(form, rows, columns, label, expected, tmp_path):
+    write_table(tmp_path / "train.jsonl", rows)
+    lists = forms.FORMS[form].read(tmp_path / "train.jsonl", columns.split(","), label, "").lists
+    assert [(x.query, x.documents, x.grades) for x in lists] == expected
+
+
+@pytest.mark.parametrize("form, row, message", [
+    ("lists", {"q": "a", "d": [], "y": []}, "train.jsonl:1: the list of documents is empty; a list needs at least one"),
+    ("lists", {"q": "a", "d": ["b"], "y": [1, 0]}, "train.jsonl:1: 1 documents in d, but 2 numbers in y"),
+    ("lists", {"q": "a", "d": ["b"], "y": [float("nan")]}, "train.jsonl:1: "),
+    ("lists", {"q": "a", "d": ["b"], "y": ["NaN"]}, "train.jsonl:1: y is 'NaN', expected a number"),
+    ("lists", {"q": "a", "d": "b", "y": [1]}, "train.jsonl:1: d is 'b', expected a list of texts"),
+    ("lists", {"q": "a", "d": ["b", "b"], "y": [1, 0]}, "train.jsonl:1: the document 'b' has the grades 1 and 0"),
+    ("lists", {"q": " ", "d": ["b"], "y": [1]}, "train.jsonl:1: q is empty"),
+    ("labelled", {"q": "a", "d": "b", "y": "high"}, "train.jsonl:1: y is 'high', expected a number"),
+    ("rerank", {"query": "a", "positive": [], "negative": ["b"]}, "train.jsonl:1: positive is an empty list"),
+])  # fmt: skip
+def test_a_wrong_list_names_its_line(form, row, message, tmp_path):
+    write_table(tmp_path / "train.jsonl", [row])
+    with pytest.raises(UserError) as error:
+        forms.FORMS[form].read(tmp_path / "train.jsonl", ["q", "d"], "y", "")
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("fields, message", [
+    ({"loss.name": "hinge"}, "config.loss.name = 'hinge': choose one of binary_cross_entropy, "),
+    ({"data.form": "list"}, "config.data.form = 'list': choose one of pairs, labelled, lists, rerank, squad, search"),
+    ({"data.label": ""}, "config.data.label = '': must name the column of the grades"),
+    ({"data.candidates": "run.trec"}, "config.data.candidates = 'run.trec': a run file names documents by ids"),
+    ({"data.windows": "sum"}, "config.data.windows = 'sum': "),
+    ({"loss.negatives": -1}, "config.loss.negatives = -1: must be the number of in-batch negatives"),
+    ({"distill.teacher": "t", "loss.name": "binary_cross_entropy"}, "config.loss.name = 'binary_cross_entropy': needs"),
+    ({"distill.teacher": "t", "distill.weight": 0.9}, "config.distill.weight = 0.9: has no effect"),
+    ({"loss.name": "binary_cross_entropy"}, "the training data has the grade 2, expected grades from 0 to 1; choose"),
+    ({"data.path": "nowhere"}, "config.data.path = 'nowhere': no such file or folder"),
+])  # fmt: skip
+def test_a_mistake_in_the_config_is_one_line(fields, message, folder, checkpoint, tmp_path):
+    config = config_for(folder, checkpoint, **fields)
+    with pytest.raises(UserError) as error:
+        validate(config)
+        finetuning_run.load_inputs(finetuning_run.resolve(config, None).config, tmp_path, None)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("line, message", [
+    ("q0 Q0 d00 1 x tag", "run.trec:1: the score is 'x', expected a number"),
+    ("q0 Q0 d00 1 nan tag", "run.trec:1: the score is 'nan', expected a finite number"),
+    ("q0 d00 1 0.5", "run.trec:1: 4 columns, expected 6: QUERY Q0 DOCUMENT RANK SCORE TAG"),
+    ("q0 Q0 d00 1 2 tag\nq0 Q0 d00 2 1 tag", "run.trec:2: the query 'q0' has the document 'd00' twice"),
+    ("x Q0 d00 1 2 tag", "the query 'x' is not in"),
+    ("q0 Q0 x 1 2 tag", "the document 'x' is not in"),
+    ("", "run.trec: has no line"),
+])  # fmt: skip
+def test_a_wrong_run_file_is_refused_in_one_line(line, message, trained, folder, tmp_path):
+    (tmp_path / "run.trec").write_text(line + "\n")
+    with pytest.raises(UserError) as error:
+        checkpoints.rerank(trained, folder / "beir", tmp_path / "run.trec", tmp_path / "new.trec")
+    assert message in str(error.value) and "\n" not in str(error.value) and not (tmp_path / "new.trec").exists()
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["a document"], "error: --query: is missing"),
+    (["--query=a"], "error: no text for the checkpoint"),
+    (["--query=a", "--input=none.txt"], "error: --input=none.txt: no such file"),
+    (["--data=beir"], "error: --candidates: is missing; run files need --data, --candidates and --output"),
+    (["--data=none", "--candidates=run.trec", "--output=x"], "error: --data=none: no such folder"),
+])  # fmt: skip
+def test_a_wrong_flag_of_rerank_is_refused_in_one_line(arguments, message, trained, folder):
+    result = command("rerank", trained, *arguments, cwd=folder)
+    assert result.returncode == 1 and result.stderr.startswith(message) and result.stderr.count("\n") == 1
+
+
+def test_a_checkpoint_without_scores_is_no_reranker(checkpoint, folder, tmp_path):
+    with pytest.raises(UserError, match="was not trained for rank; the available methods are fill_mask"):
+        load(checkpoint).rank("a", ["b"])
+    with pytest.raises(UserError, match="must compute one score for a pair of texts"):
+        checkpoints.rerank(checkpoint, folder / "beir", folder / "run.trec", tmp_path / "new.trec")
