@@ -146,7 +146,6 @@ def test_packing_changes_no_step(windows, folder, checkpoint, tmp_path):
         step_of(config_for(folder, checkpoint, packing=packing, **fields), tmp_path) for packing in (False, True)
     )
     assert_same_step(packed, padded)
-    assert len(packed[2]["input_ids"]) < 0.9 * len(padded[2]["input_ids"])
     if windows:
         assert padded[2]["weights"].sum() > sum(len(row["documents"]) for row in lists_of(120, 120))
 
