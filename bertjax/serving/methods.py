@@ -21,7 +21,7 @@ from bertjax.models.family import ExposesAttention
 from bertjax.reporting import insight
 
 MOST_TOKENS = 128  # the attention of longer texts is not shown
-CHARACTERS_OF_TOKEN = 4  # a token of a request counts as so many characters of text
+CHARACTERS_OF_TOKEN = 4  # the number of characters that a token id of a request counts for
 CACHED_EMBEDDERS = 8
 Option = Annotated[int, Meta(ge=1, le=10_000)]
 

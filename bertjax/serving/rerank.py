@@ -34,8 +34,8 @@ class Rerank(Computation):
     """Ranks documents for a query.
 
     Args:
-      version: the version of the protocol. Version 1 returns documents unless `return_documents` is false, as Jina
-        does; version 2 returns documents only if `return_documents` is true, as Cohere does.
+      version: the version of the protocol. Version 1 returns documents unless `return_documents` is false, like the
+        server of Jina. Version 2 returns documents only if `return_documents` is true, like the server of Cohere.
     """
 
     field = "documents"
