@@ -1,5 +1,6 @@
 """The parts of requests for embeddings that the protocols share."""
 
+import functools
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -18,12 +19,18 @@ Inputs = str | list[str | TokenId | list[TokenId]]
 
 def require_embeddings(model: Model, status: int) -> None:
     """Raises `Refused` with an HTTP status if the checkpoint was not trained for embeddings."""
-    if not model.makes_vectors:
+    if not makes_embeddings(model):
         raise Refused(
             status,
             f"the checkpoint {model.path} cannot compute embeddings: it was not trained for embeddings; serve a run of "
             f"embed, or a folder of sentence-transformers",
         )
+
+
+@functools.lru_cache(maxsize=8)
+def makes_embeddings(model: Model) -> bool:
+    """Returns whether the checkpoint was trained for embeddings. The search for the task takes several milliseconds."""
+    return model.makes_vectors
 
 
 def inputs_of(inputs: Inputs, field: str, model: Model) -> list[str | tuple[int, ...]]:

@@ -149,10 +149,17 @@ class Server:
             body = await asyncio.to_thread(lambda: encoded(computation.answer(parsed, results, self._model)))
         except Refused as refused:
             return _error(computation, refused.status, str(refused))
+        except UserError as error:
+            return _error(computation, 400, str(error))
         return web.Response(body=body, content_type="application/json")
 
     async def _results(self, request: Request, field: str) -> list[Any]:
-        """Waits for the results of a request. Raises `Refused` if it is too large, and for a wrong input."""
+        """Waits for the results of a request.
+
+        Raises:
+          Refused: if the request is too large, or if too many texts wait.
+          UserError: if an input is wrong.
+        """
         if len(request.inputs) > self._limits.texts:
             raise Refused(413, f"{len(request.inputs)} {field}: a request may have at most {self._limits.texts}")
         sizes = list(map(request.method.size, request.inputs))
@@ -168,8 +175,6 @@ class Server:
                 computed = await asyncio.wrap_future(future)
                 for place, result in zip(places, computed):
                     results[place] = result
-        except UserError as error:
-            raise Refused(400, str(error)) from None
         finally:
             for _, future in parts:
                 future.cancel()  # the parts that have not begun, if a part failed or the client is gone

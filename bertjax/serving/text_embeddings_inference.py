@@ -12,7 +12,14 @@ from bertjax.finetuning.labels import ClassLabel, LabelType, label_type_of
 from bertjax.finetuning.metrics import l2_normalize, sigmoid, softmax
 from bertjax.library.model import Model
 from bertjax.reranking.ranking import is_reranker
-from bertjax.serving.embeddings import Dimensions, Inputs, check_dimensions, inputs_of, require_embeddings
+from bertjax.serving.embeddings import (
+    Dimensions,
+    Inputs,
+    check_dimensions,
+    inputs_of,
+    makes_embeddings,
+    require_embeddings,
+)
 from bertjax.serving.endpoint import Computation, Description, Endpoint, Limits, Refused, Request, convert
 from bertjax.serving.methods import Embedding, EmbedMethod, LogitsMethod, TextScores
 from bertjax.serving.rerank import descending, pairs_of, relevance_scores, require_reranker
@@ -211,7 +218,7 @@ class Info(TextEmbeddingsInference, Description):
         }
 
     def _model_type(self, model: Model) -> dict[str, Any] | None:
-        if model.makes_vectors:
+        if makes_embeddings(model):
             pooling = model.source.head.get("pooling", "mean")
             return {"embedding": {"pooling": POOLINGS.get(pooling, pooling)}}
         if not _is_classifier(model):

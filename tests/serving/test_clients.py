@@ -343,6 +343,15 @@ def test_requests_of_several_protocols_are_computed_together(models, monkeypatch
     assert refused[2][1]["error"]["type"] == "server_error"
 
 
+def test_a_request_does_not_search_the_task_of_the_checkpoint(servers, monkeypatch):
+    """The search takes several milliseconds in the thread that answers all clients."""
+    content = {"input": "the ship"}
+    assert post(f"{servers['run']}/v1/embeddings", content)[0] == 200
+    for module in ("bertjax.library.model", "bertjax.inference.embedders"):
+        monkeypatch.setattr(f"{module}.find_embedding_task", None)
+    assert post(f"{servers['run']}/v1/embeddings", content)[0] == 200
+
+
 # The API key.
 
 
