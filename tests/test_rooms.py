@@ -14,7 +14,11 @@ ROOT = FOLDER.parent
 PACKAGE = ROOT / "bertjax"
 DOORS = sorted(PACKAGE.rglob("__init__.py"))
 # Modules of the package that import a door: these read the version.
-READ_VERSION = {"bertjax.cli.commands", "bertjax.interop.model_card"}
+READ_VERSION = {
+    "bertjax.cli.commands",
+    "bertjax.interop.model_card",
+    "bertjax.serving.text_embeddings_inference",
+}
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,12 @@
     bertjax serve runs/mine
 
 POST /METHOD with {"texts": [...]} (/answer with {"questions": [{"question": ..., "context": ...}]}) gives
-{"results": [...]}. GET / is a page for trying the server, /health lists the methods of the checkpoint, and /metrics is
-for Prometheus. Waiting requests are computed together. SIGTERM and Ctrl-C end the server after the accepted requests
-are answered, or after --grace seconds. The server does not authenticate users: put a proxy in front of the port. Needs
-the extra serve.
+{"results": [...]}. POST /v1/embeddings is for clients of OpenAI, /v1/rerank and /v2/rerank for clients of Jina and
+Cohere, and /embed, /rerank and /predict with {"inputs": ...} for clients of text-embeddings-inference. GET / is a page
+for trying the server, /health lists the methods of the checkpoint, and /metrics is for Prometheus. Waiting requests are
+computed together. SIGTERM and Ctrl-C end the server after the accepted requests are answered, or after --grace seconds.
+If the environment variable BERTJAX_API_KEY is set, all requests but GET /health need the header "Authorization: Bearer
+KEY". The server does not encrypt connections: put a proxy in front of the port. Needs the extra serve.
 """
 
 from absl import flags
@@ -40,10 +42,12 @@ def main(arguments: list[str]) -> None:
             raise
         raise UserError(f"serving needs {error.name}, which is not installed: pip install 'bertjax[serve]'") from None
     from bertjax.library.model import load
+    from bertjax.serving.access import read_api_key
 
+    key = read_api_key()
     start_reading(_CHECKPOINT.value)
     limits = http.Limits(_MOST_TEXTS.value, _MOST_CHARACTERS.value, _BATCH.value, _MOST_WAITING.value)
-    server = http.Server(load(_CHECKPOINT.value, _DTYPE.value), limits)
+    server = http.Server(load(_CHECKPOINT.value, _DTYPE.value), limits, key)
     http.run(server, _HOST.value, _PORT.value, _GRACE.value)
 
 

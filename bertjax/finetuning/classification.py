@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -217,14 +218,35 @@ def _encode_texts(
     return Examples(ids, types), owners, lost
 
 
-def logits_of(source: Pretrained, head: Head, texts: Sequence[tuple[str, ...]]) -> tuple[list[np.ndarray], list[bool]]:
-    """Returns a checkpoint's logits of each text or pair, and whether the text was truncated."""
+class TextLogits(NamedTuple):
+    """The logits of texts or pairs.
+
+    Attributes:
+      logits: the logits of each text.
+      were_cut: whether each text was truncated.
+      tokens: the number of tokens of each text after the truncation, with special tokens and all windows.
+    """
+
+    logits: list[np.ndarray]
+    were_cut: list[bool]
+    tokens: list[int]
+
+
+def compute_logits(source: Pretrained, head: Head, texts: Sequence[tuple[str, ...]]) -> TextLogits:
+    """Returns a checkpoint's logits of each text or pair, and the numbers of tokens."""
     windows = windows_of(source.settings)
     is_cross_encoder = "activation_fn" in source.settings  # trained on pairs that the tokenizers library truncated
     examples, owners, lost = _encode_texts(
         texts, tokenizer_of(source), source.max_seq_length, windows, is_cross_encoder
     )
-    return windows.combined(predictor.predict(head, source, examples), owners), [count > 0 for count in lost]
+    logits = windows.combined(predictor.predict(head, source, examples), owners)
+    tokens = np.bincount(owners, examples.lengths, len(texts)).astype(int)
+    return TextLogits(logits, [count > 0 for count in lost], tokens.tolist())
+
+
+def logits_of(source: Pretrained, head: Head, texts: Sequence[tuple[str, ...]]) -> tuple[list[np.ndarray], list[bool]]:
+    """Returns a checkpoint's logits of each text or pair, and whether the text was truncated."""
+    return compute_logits(source, head, texts)[:2]
 
 
 class ClassificationTask(FineTuningTask, ReadsLabelledFiles):

@@ -81,11 +81,15 @@ class TextEmbedder(abc.ABC):
         size = TEXTS_BETWEEN_LINES if bar else TEXTS_AT_ONCE
         for start in range(0, len(texts), size):
             input_ids, token_types, lost = self.encode(list(texts[start : start + size]))
-            embeddings.append(self.finish(np.stack(self._compute(Examples(input_ids, token_types)))))
+            embeddings.append(self.embed(input_ids, token_types))
             cut += [number > 0 for number in lost]
             if bar:
                 bar.update(len(lost))
         return np.concatenate(embeddings), cut
+
+    def embed(self, input_ids: list[np.ndarray], token_types: list[np.ndarray]) -> np.ndarray:
+        """Returns the embeddings of encoded texts, see `encode`, `[texts, width]` float32."""
+        return self.finish(np.stack(self._compute(Examples(input_ids, token_types))))
 
     @functools.cached_property
     def _compute(self) -> Callable[[Examples], list[np.ndarray]]:

@@ -1,12 +1,11 @@
-"""The HTTP server: paths, requests, answers and errors."""
+"""The HTTP server: reads requests, computes their results, and counts them. The module `routes` has the paths."""
 
 import asyncio
-import dataclasses
 import signal
 import time
 import traceback
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import prometheus_client
@@ -15,48 +14,27 @@ from aiohttp import web
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts
 from bertjax.library.model import Model
+from bertjax.serving import access
 from bertjax.serving.batches import Batches, Full
-from bertjax.serving.methods import METHODS, Method, request_methods_of
-from bertjax.serving.page import page_of
-
-
-class Limits(NamedTuple):
-    """The limits of requests.
-
-    Attributes:
-      texts: texts of a request.
-      characters: characters of all texts of a request.
-      batch: texts of any requests that are computed together.
-      waiting: texts of all requests that wait.
-    """
-
-    texts: int = 256
-    characters: int = 100_000
-    batch: int = 32
-    waiting: int = 4096
-
-
-class Request(NamedTuple):
-    """The content of a request: the method with its options, the inputs, and their lengths in characters."""
-
-    method: Method
-    inputs: list[Any]
-    sizes: list[int]
-
-
-class Refused(Exception):
-    """The error with which a request is answered: an HTTP status and a message."""
-
-    def __init__(self, status: int, message: str):
-        super().__init__(message)
-        self.status = status
+from bertjax.serving.endpoint import Endpoint, Limits, Refused, Request
+from bertjax.serving.methods import request_methods_of
+from bertjax.serving.page import key_page, page_of
+from bertjax.serving.routes import DESCRIPTIONS, computations_of, describe_paths
 
 
 class Server:
-    """Answers requests about a checkpoint."""
+    """Answers requests about a checkpoint.
 
-    def __init__(self, model: Model, limits: Limits):
-        self._model, self._limits, self._methods = model, limits, request_methods_of(model)
+    Args:
+      model: the checkpoint.
+      limits: the limits of requests.
+      api_key: the key that all requests need, except `GET /health`; None for no key.
+    """
+
+    def __init__(self, model: Model, limits: Limits, api_key: str | None = None):
+        self._model, self._limits, self._api_key = model, limits, api_key
+        self._methods = request_methods_of(model)
+        self._computations = computations_of(self._methods)
         self._registry = registry = prometheus_client.CollectorRegistry()
         counter, histogram = prometheus_client.Counter, prometheus_client.Histogram
         labels = ["path", "status"]
@@ -77,8 +55,10 @@ class Server:
         app.router.add_get("/", self._page)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
-        for name in METHODS | self._methods:  # A known method that the checkpoint lacks is answered with an error.
-            app.router.add_post(f"/{name}", self._answer)
+        for path in DESCRIPTIONS:
+            app.router.add_get(path, self._describe)
+        for path in self._computations:
+            app.router.add_post(path, self._compute)
 
         async def close(app: web.Application) -> None:
             await asyncio.to_thread(self._batches.close)
@@ -90,34 +70,48 @@ class Server:
     async def _guarded(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Answers errors in JSON, and counts requests."""
+        """Requires the API key, answers errors in JSON, and counts requests."""
         began, path = time.perf_counter(), request.path
+        is_known = request.match_info.http_exception is None or request.match_info.http_exception.status != 404
+        endpoint = self._endpoint_of(path)
         try:
-            response = await handler(request)
-        except Refused as refused:
-            response = _error(refused.status, str(refused))
+            response = await (handler(request) if self._is_authorized(request) else self._refuse_key(request))
         except web.HTTPMethodNotAllowed as error:
             allowed = error.headers["Allow"]
-            response = _error(error.status, f"{request.method} {path}: the HTTP method must be {allowed}")
-            response.headers["Allow"] = allowed
+            message = f"{request.method} {path}: the HTTP method must be {allowed}"
+            response = _error(endpoint, error.status, message, {"Allow": allowed})
         except web.HTTPException as error:
             message = error.reason
             if error.status == 404:
                 missing = request.rel_url.raw_path  # without line breaks
-                message, path = f"the server has no path {missing}; {self._paths()}", "other"
+                message = f"the server has no path {missing}; {describe_paths(self._methods)}"
             elif error.status == 413:
                 message = f"the request is too large; expected at most {self._limits.characters:,} characters of text"
-            response = _error(error.status, message)
+            response = _error(endpoint, error.status, message)
         except Exception:
             traceback.print_exc()
-            response = _error(500, "the server failed; the output of the server has the error")
+            response = _error(endpoint, 500, "the server failed; the output of the server has the error")
+        path = path if is_known else "other"
         self._requests.labels(path, response.status).inc()
         self._seconds.labels(path).observe(time.perf_counter() - began)
         return response
 
-    def _paths(self) -> str:
-        """Returns the paths that the server answers, for error messages."""
-        return f"the paths are {', '.join(f'POST /{name}' for name in self._methods)}, GET /, /health and /metrics"
+    def _endpoint_of(self, path: str) -> Endpoint:
+        """Returns the endpoint that writes the errors of a path if the request has not chosen a protocol."""
+        return DESCRIPTIONS.get(path) or next(iter(self._computations.get(path, ())), Endpoint())
+
+    def _is_authorized(self, request: web.Request) -> bool:
+        """Returns whether a request has the API key, or does not need the key."""
+        return request.path == "/health" or access.is_authorized(
+            request.headers.get("Authorization", ""), self._api_key
+        )
+
+    async def _refuse_key(self, request: web.Request) -> web.Response:
+        """Answers a request without the API key. A browser gets a page that asks for the key."""
+        headers = {"WWW-Authenticate": "Bearer"}
+        if request.path == "/" and request.method == "GET":
+            return web.Response(status=401, text=key_page(), content_type="text/html", headers=headers)
+        return _error(self._endpoint_of(request.path), 401, access.MESSAGE, headers)
 
     async def _page(self, request: web.Request) -> web.Response:
         return web.Response(text=page_of(self._model, list(self._methods)), content_type="text/html")
@@ -130,46 +124,49 @@ class Server:
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=prometheus_client.generate_latest(self._registry), content_type="text/plain")
 
-    async def _answer(self, request: web.Request) -> web.Response:
-        name = request.path.removeprefix("/")
-        if name not in self._methods:
-            raise Refused(400, f"/{name}: the checkpoint {self._model.path} does not support {name}; {self._paths()}")
-        parsed = await self._read(request, self._methods[name])
-        results = await self._results(parsed)
-        self._texts.labels(request.path).inc(len(results))
-        answer = results[0] if parsed.method.takes_one else {"results": results}
-        # Long answers are encoded in a thread, so that the server can answer other requests.
-        return web.Response(body=await asyncio.to_thread(encoded, answer), content_type="application/json")
+    async def _describe(self, request: web.Request) -> web.Response:
+        return web.json_response(DESCRIPTIONS[request.path].describe(self._model, self._limits))
 
-    async def _read(self, request: web.Request, kind: type[Method]) -> Request:
-        """Reads a request. Raises `Refused` if it is invalid or too large."""
-        field = kind.field
+    async def _compute(self, request: web.Request) -> web.Response:
+        """Computes the results of a request, in the protocol whose inputs the request contains."""
+        protocols = self._computations[request.path]
         try:
             content: Any = parse_texts(await request.text())
         except (ValueError, LookupError):
-            raise Refused(400, f'the body must be JSON, such as {{"{field}": ["..."]}}') from None
-        if not isinstance(content, dict) or field not in content:
-            raise Refused(400, f'the body must be a JSON object with "{field}"')
-        values = content.pop(field)
-        values = values if isinstance(values, list) else [values]
-        if len(values) > self._limits.texts:
-            raise Refused(413, f"{len(values)} {field}: a request may have at most {self._limits.texts}")
-        options = [option.name for option in dataclasses.fields(kind)]
-        if unknown := [name for name in content if name not in options]:
-            raise Refused(400, f"{unknown[0]!r}: unknown field; the fields are {', '.join([field, *options])}")
-        inputs, method = _converted(values, kind.inputs_type, field), _converted(content, kind)
-        if method.takes_one and len(inputs) != 1:
-            raise Refused(400, f"{field}: must be one text")
-        prompt = len(content.get("prompt") or "")  # comes before each text
-        sizes = [prompt + _characters(value) for value in inputs]
+            content = None
+        fields = content if isinstance(content, dict) else {}
+        computation = next((protocol for protocol in protocols if protocol.field in fields), protocols[0])
+        try:
+            computation.check(self._model)
+            if content is None:
+                raise Refused(400, f'the body must be JSON, such as {{"{computation.field}": ["..."]}}')
+            if computation.field not in fields:
+                raise Refused(400, f'the body must be a JSON object with "{computation.field}"')
+            parsed = computation.read(fields, self._model)
+            results = await self._results(parsed, computation.field)
+            self._texts.labels(request.path).inc(len(results))
+            # Long answers are encoded in a thread, so that the server can answer other requests.
+            body = await asyncio.to_thread(lambda: encoded(computation.answer(parsed, results, self._model)))
+        except Refused as refused:
+            return _error(computation, refused.status, str(refused))
+        except UserError as error:
+            return _error(computation, 400, str(error))
+        return web.Response(body=body, content_type="application/json")
+
+    async def _results(self, request: Request, field: str) -> list[Any]:
+        """Waits for the results of a request.
+
+        Raises:
+          Refused: if the request is too large, or if too many texts wait.
+          UserError: if an input is wrong.
+        """
+        if len(request.inputs) > self._limits.texts:
+            raise Refused(413, f"{len(request.inputs)} {field}: a request may have at most {self._limits.texts}")
+        sizes = list(map(request.method.size, request.inputs))
         if sum(sizes) > self._limits.characters:
             raise Refused(413, f"{sum(sizes):,} characters: a request may have at most {self._limits.characters:,}")
-        return Request(method, inputs, sizes)
-
-    async def _results(self, request: Request) -> list[Any]:
-        """Waits for the results of a request. Raises `Refused`."""
         try:
-            parts = self._batches.submit(*request)
+            parts = self._batches.submit(request.method, request.inputs, sizes)
         except Full:
             raise Refused(503, "too many texts wait; try again later") from None
         results: list[Any] = [None] * len(request.inputs)
@@ -178,33 +175,16 @@ class Server:
                 computed = await asyncio.wrap_future(future)
                 for place, result in zip(places, computed):
                     results[place] = result
-        except UserError as error:
-            raise Refused(400, str(error)) from None
         finally:
             for _, future in parts:
                 future.cancel()  # the parts that have not begun, if a part failed or the client is gone
         return results
 
 
-def _converted(value: Any, kind: Any, field: str = "") -> Any:
-    """Converts JSON to a type. Raises `Refused` with the path of the wrong value, below `field`."""
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at ")
-        raise Refused(400, f"{field}{path.strip('`$.')}: {problem[0].lower()}{problem[1:]}") from None
-
-
-def _characters(value: Any) -> int:
-    """Returns the number of characters of a text, or of all texts of a tuple or dict."""
-    if isinstance(value, str):
-        return len(value)
-    return sum(map(_characters, value.values() if isinstance(value, dict) else value))
-
-
-def _error(status: int, message: str) -> web.Response:
-    headers = {"Retry-After": "1"} if status == 503 else {}
-    return web.json_response({"error": message}, status=status, headers=headers)
+def _error(endpoint: Endpoint, status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
+    headers = {"Retry-After": "1"} if status == 503 else headers
+    status = endpoint.statuses.get(status, status)
+    return web.json_response(endpoint.error(status, message), status=status, headers=headers)
 
 
 def encoded(answer: Any) -> bytes:

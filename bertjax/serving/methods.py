@@ -3,19 +3,26 @@
 import abc
 import collections
 import dataclasses
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, TypedDict
+import functools
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple, TypedDict
 
 import numpy as np
 from msgspec import Meta
 
 from bertjax.common.errors import UserError
+from bertjax.finetuning.classification import compute_logits
+from bertjax.finetuning.labels import label_type_of
+from bertjax.inference.embedders import embedder_of
+from bertjax.inference.text_embedding import TextEmbedder
 from bertjax.library.model import Model
 from bertjax.models import families
 from bertjax.models.family import ExposesAttention
 from bertjax.reporting import insight
 
 MOST_TOKENS = 128  # the attention of longer texts is not shown
+CHARACTERS_OF_TOKEN = 4  # the number of characters that a token id of a request counts for
+CACHED_EMBEDDERS = 8
 Option = Annotated[int, Meta(ge=1, le=10_000)]
 
 
@@ -35,7 +42,15 @@ class Method(abc.ABC):
 
     @abc.abstractmethod
     def compute(self, model: Model, inputs: Sequence[Any]) -> list[Any]:
-        """Returns a result for each input, which JSON can hold. Raises `UserError` if an input is wrong."""
+        """Returns a result for each input. Raises `UserError` if an input is wrong."""
+
+    def size(self, value: Any) -> int:
+        """Returns the length of an input in characters."""
+        return count_characters(value)
+
+    def as_json(self, result: Any) -> Any:
+        """Returns a result as a value of JSON; by default the result itself."""
+        return result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,14 +74,7 @@ class PredictMethod(Method):
 
     def compute(self, model: Model, inputs: Sequence[str | tuple[str, ...]]) -> list[Any]:
         """Returns the predictions of the task, such as labels, probabilities or a score."""
-        # `Model.predict` takes inputs with the same number of texts.
-        places = collections.defaultdict(list)
-        for place, texts in enumerate(inputs):
-            places[1 if isinstance(texts, str) else len(texts)].append(place)
-        results: dict[int, Any] = {}
-        for group in places.values():
-            results |= zip(group, model.predict([inputs[place] for place in group]))
-        return [results[place] for place in range(len(inputs))]
+        return compute_by_parts(inputs, model.predict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,19 +105,91 @@ class AnswerMethod(Method):
         return model.predict([(pair["question"], pair["context"]) for pair in inputs])
 
 
+class Embedding(NamedTuple):
+    """The embedding of a text.
+
+    Attributes:
+      vector: the embedding, `[width]` float32.
+      tokens: the number of tokens after the truncation, with special tokens.
+      was_cut: whether the text was truncated.
+    """
+
+    vector: np.ndarray
+    tokens: int
+    was_cut: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class EmbedMethod(Method):
-    """Computes embeddings. The options are the arguments of `Model.embed`."""
+    """Computes embeddings of texts, or of tuples of token ids. The options are the arguments of `Model.embed`."""
 
     prompt: str | None = None
     width: Option = 0
     pool: str = ""
     layers: str = ""
 
-    def compute(self, model: Model, inputs: Sequence[str]) -> list[Any]:
-        """Returns lists of numbers."""
-        embeddings: list[Any] = model.embed(inputs, **dataclasses.asdict(self)).tolist()
-        return embeddings
+    def compute(self, model: Model, inputs: Sequence[str | tuple[int, ...]]) -> list[Embedding]:
+        """Returns the embeddings. The prompt is not added to token ids."""
+        embedder = _find_embedder(model, self)
+        texts = [value for value in inputs if isinstance(value, str)]
+        of_texts = zip(*embedder.encode(texts)) if texts else iter(())
+        encoded = [next(of_texts) if isinstance(value, str) else _encode_ids(model, value) for value in inputs]
+        input_ids, token_types, lost = map(list, zip(*encoded))
+        vectors = embedder.embed(input_ids, token_types)
+        return [Embedding(vector, len(ids), count > 0) for vector, ids, count in zip(vectors, input_ids, lost)]
+
+    def size(self, value: str | tuple[int, ...]) -> int:
+        """Returns the length of an input and of the prompt before each text."""
+        if isinstance(value, tuple):
+            return CHARACTERS_OF_TOKEN * len(value)
+        return len(self.prompt or "") + len(value)
+
+    def as_json(self, result: Embedding) -> list[float]:
+        """Returns a list of numbers."""
+        numbers: list[float] = result.vector.tolist()
+        return numbers
+
+
+@functools.lru_cache(maxsize=CACHED_EMBEDDERS)
+def _find_embedder(model: Model, method: EmbedMethod) -> TextEmbedder:
+    return embedder_of(model.source, **dataclasses.asdict(method))
+
+
+def _encode_ids(model: Model, ids: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, int]:
+    """Returns the token ids of a text and their types, and the number of tokens that were cut off before the end."""
+    tokenizer, lost = model.tokenizer, max(0, len(ids) - model.source.max_seq_length)
+    kept = len(ids) - len(tokenizer.end) - lost
+    input_ids = np.array([*ids[:kept], *tokenizer.end], np.int32)
+    return input_ids, tokenizer.token_types(len(input_ids)), lost
+
+
+class TextScores(NamedTuple):
+    """The logits of a classifier for a text or a pair of texts.
+
+    Attributes:
+      logits: the logits, `[labels]`; one logit of a checkpoint that computes one score.
+      tokens: the number of tokens after the truncation, with special tokens.
+      was_cut: whether the text was truncated.
+    """
+
+    logits: np.ndarray
+    tokens: int
+    was_cut: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class LogitsMethod(Method):
+    """Computes the logits of a classifier, or the logit of the score of a pair (query, document)."""
+
+    def compute(self, model: Model, inputs: Sequence[tuple[str, ...]]) -> list[TextScores]:
+        """Returns the logits of tuples of texts."""
+        head = label_type_of(model.source).head
+
+        def scores_of(texts: Sequence[tuple[str, ...]]) -> list[TextScores]:
+            logits, were_cut, tokens = compute_logits(model.source, head, texts)
+            return list(map(TextScores, logits, tokens, were_cut))
+
+        return compute_by_parts(inputs, scores_of)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,3 +231,21 @@ def request_methods_of(model: Model) -> dict[str, type[Method]]:
     if isinstance(families.family_of(model.config), ExposesAttention):
         names.add("attention")
     return {name: method for name, method in METHODS.items() if name in names}
+
+
+def compute_by_parts(inputs: Sequence[Any], compute: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
+    """Returns the results of texts and tuples of texts. `compute` takes inputs with the same number of texts."""
+    places = collections.defaultdict(list)
+    for place, texts in enumerate(inputs):
+        places[1 if isinstance(texts, str) else len(texts)].append(place)
+    results: dict[int, Any] = {}
+    for group in places.values():
+        results |= zip(group, compute([inputs[place] for place in group]))
+    return [results[place] for place in range(len(inputs))]
+
+
+def count_characters(value: Any) -> int:
+    """Returns the number of characters of a text, or of all texts of a tuple or dict."""
+    if isinstance(value, str):
+        return len(value)
+    return sum(map(count_characters, value.values() if isinstance(value, dict) else value))

@@ -1,4 +1,7 @@
-"""The page for trying a checkpoint in a browser. `templates/page.html` has the layout; Jinja escapes all texts."""
+"""The page for trying a checkpoint in a browser, and the page that asks for the API key.
+
+The folder `templates` has the layouts; Jinja escapes all texts.
+"""
 
 from collections.abc import Sequence
 
@@ -27,3 +30,8 @@ def page_of(model: Model, methods: Sequence[str]) -> str:
         "similarity": similarity_of(model.source.settings),
     }
     return TEMPLATES.get_template("page.html").render(checkpoint=model.path, about=about)
+
+
+def key_page() -> str:
+    """Returns the page that asks for the API key and then shows the page for the methods, as HTML."""
+    return TEMPLATES.get_template("key.html").render()

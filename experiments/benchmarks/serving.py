@@ -1,11 +1,13 @@
 """A server under load: texts per second against other methods, and ten thousand good and bad requests.
 
-Command:  python -m experiments.benchmarks.serving --model=FOLDER     (a Hugging Face folder that fills masks)
+Command:  python -m experiments.benchmarks.serving --model=FOLDER
+          (a Hugging Face folder that fills masks, or a folder of sentence-transformers)
 Measures: texts/s of 16 and of 128 tokens: --clients clients of `bertjax serve` with one text per request; the library
           with a list and with one text per call; transformers' pipeline in batches of 32 and with one text per call.
           Then --requests mixed requests (masks, embeddings, attention if the model has it, mistakes): the number of
-          correct answers, and the server's memory before and after
-Needs:    for the comparison, pip install torch transformers
+          correct answers, and the server's memory before and after. For a folder of sentence-transformers: texts/s of
+          POST /v1/embeddings with one text per request, of the library, and of SentenceTransformer.encode in batches
+Needs:    for the comparison, pip install torch transformers sentence-transformers
 Results:  RESULTS.md
 """
 
@@ -93,6 +95,9 @@ def ways(folder: str, port: int, clients: int):
     import bertjax
 
     model = bertjax.load(folder, dtype="float32")
+    if model.makes_vectors:
+        yield from ways_to_embed(model, folder, port, clients)
+        return
     yield (
         f"server, {clients} clients",
         lambda texts: in_parallel(port, clients, [("fill_mask", {"texts": t}) for t in texts]),
@@ -105,6 +110,25 @@ def ways(folder: str, port: int, clients: int):
         pipeline = transformers.pipeline("fill-mask", model=folder, tokenizer=folder)
         yield "transformers, batches", lambda texts: pipeline(texts, batch_size=BATCH)
         yield "transformers, one text per call", lambda texts: [pipeline(text) for text in texts]
+
+
+def ways_to_embed(model, folder: str, port: int, clients: int):
+    """Yields names and functions that embed texts."""
+
+    def request(text: str) -> tuple[str, dict]:
+        return "v1/embeddings", {"input": text, "encoding_format": "base64"}
+
+    yield f"/v1/embeddings, {clients} clients", lambda texts: in_parallel(port, clients, list(map(request, texts)))
+    yield "library, a list", lambda texts: model.embed(texts)
+    if importlib.util.find_spec("sentence_transformers"):
+        from sentence_transformers import SentenceTransformer
+
+        encoder = SentenceTransformer(folder, device="cpu")
+        batches = range(0, TEXTS, BATCH)
+        yield (
+            "SentenceTransformer.encode",
+            lambda texts: [encoder.encode(texts[start : start + BATCH], batch_size=BATCH) for start in batches],
+        )
 
 
 def main() -> None:
@@ -127,6 +151,8 @@ def main() -> None:
             for name, seconds in in_turns(timed, options.rounds).items():
                 rates = [TEXTS / value for value in seconds]
                 print(table_row([f"{tokens} tokens", name, spread(rates)]), flush=True)
+        if Client(port)("v1/embeddings", {"input": "a"})[0] == 200:
+            return
         requests = mixed(options.requests, has_attention=Client(port)("attention", {"texts": "a"})[0] == 200)
         in_parallel(port, options.clients, requests[: len(requests) // 10])  # compiles
         before = resident(server.pid)

@@ -25,6 +25,7 @@ from bertjax.config import experiments
 from bertjax.interop import huggingface, sentence_transformers
 from bertjax.serving import http as serving_http
 from bertjax.serving.batches import Batches, Full
+from bertjax.serving.methods import Method
 from tests.conftest import FOLDER
 from tests.interop.test_golden import GOLDEN
 from tests.markers import slow_case
@@ -337,7 +338,7 @@ def test_non_finite_numbers_are_null_in_json():
 def test_a_full_queue_refuses_requests_and_answers_waiting_requests(learnt, monkeypatch):
     began, hold = threading.Event(), threading.Event()
 
-    class Echo(serving_http.Method):
+    class Echo(Method):
         def compute(self, model, inputs):
             began.set()
             hold.wait(60)
