@@ -35,13 +35,11 @@ from bertjax.embedding.head import (
     EmbeddingHead,
     PromptedEmbedder,
     embed_kinds,
-    embed_search,
     prompts_of,
     similarity_of,
     width_of,
     widths_of,
 )
-from bertjax.embedding.retrieval import Search
 from bertjax.embedding.validate import validate
 from bertjax.finetuning import metrics
 from bertjax.inference.heads import Head
@@ -100,10 +98,6 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
     def embedder(self, source: Pretrained, prompt: str | None = None, width: int = 0) -> TextEmbedder:
         """Returns the embedder of a checkpoint, see `PromptedEmbedder`."""
         return PromptedEmbedder(source, prompt, width)
-
-    def embed_search(self, source: Pretrained, search: Search) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the embeddings of queries and the embeddings of documents; shows the progress."""
-        return embed_search(source, search)
 
     def sample_data(self, config: ConfigDict, input_ids: np.ndarray) -> TaskData:
         """Returns examples with the form of `config.data` whose texts are all `input_ids`, see `HasSampleData`."""

@@ -42,7 +42,6 @@ NAME, COLUMN = "vectors", "vector"  # the names of the array in an .npz, and of 
 PORTION_TEXTS, PORTION_CHARACTERS = 1 << 12, 1 << 22  # The limits of a portion.
 ROWS_AT_ONCE = 1 << 14  # rows in memory, while a .parquet is written
 TEXTS_AT_ONCE = 1 << 14  # texts that are tokenized together
-TEXTS_BETWEEN_LINES = 1 << 9  # the same if a progress bar must move often
 
 
 class TextEmbedder(abc.ABC):
@@ -69,22 +68,14 @@ class TextEmbedder(abc.ABC):
         """Converts the outputs of the head to embeddings `[texts, width]`; by default returns them unchanged."""
         return embeddings
 
-    def __call__(self, texts: Sequence[str], bar: Bar | None = None) -> tuple[np.ndarray, list[bool]]:
-        """Returns the embeddings `[texts, width]` float32, and whether each text was truncated.
-
-        Args:
-          texts: the texts.
-          bar: a bar that counts the texts.
-        """
+    def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, list[bool]]:
+        """Returns the embeddings `[texts, width]` float32, and whether each text was truncated."""
         embeddings: list[np.ndarray] = []
         cut: list[bool] = []
-        size = TEXTS_BETWEEN_LINES if bar else TEXTS_AT_ONCE
-        for start in range(0, len(texts), size):
-            input_ids, token_types, lost = self.encode(list(texts[start : start + size]))
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            input_ids, token_types, lost = self.encode(list(texts[start : start + TEXTS_AT_ONCE]))
             embeddings.append(self.finish(np.stack(self._compute(Examples(input_ids, token_types)))))
             cut += [number > 0 for number in lost]
-            if bar:
-                bar.update(len(lost))
         return np.concatenate(embeddings), cut
 
     @functools.cached_property
@@ -93,15 +84,18 @@ class TextEmbedder(abc.ABC):
 
     def identity(self) -> dict[str, str]:
         """Returns the hash of the checkpoint, the dtype and the flags, which determine the embedding of a text."""
-        source, digest = self.source, hashlib.sha256()
-        arrays = {
-            name: checksums.of_numpy(np.asarray(x)) for name, x in checksums.arrays_by_name(source.params).items()
-        }
-        fingerprint = tokenizer_of(source).fingerprint
-        parts = dataclasses.asdict(source.config), source.head, fingerprint, source.max_seq_length
-        for part in (arrays, *parts):
-            digest.update(json.dumps(part, sort_keys=True).encode())
-        return {"checkpoint": digest.hexdigest()[:16], "dtype": source.dtype, **self.flags}
+        return {"checkpoint": checkpoint_hash(self.source), "dtype": self.source.dtype, **self.flags}
+
+
+def checkpoint_hash(source: Pretrained) -> str:
+    """Returns a hash of the parameters, the model, the head and the tokenizer of a checkpoint."""
+    digest = hashlib.sha256()
+    arrays = {name: checksums.of_numpy(np.asarray(x)) for name, x in checksums.arrays_by_name(source.params).items()}
+    fingerprint = tokenizer_of(source).fingerprint
+    parts = dataclasses.asdict(source.config), source.head, fingerprint, source.max_seq_length
+    for part in (arrays, *parts):
+        digest.update(json.dumps(part, sort_keys=True).encode())
+    return digest.hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True)

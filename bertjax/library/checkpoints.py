@@ -9,7 +9,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import require_new_folder, write_whole
 from bertjax.config.limits import FORMATS
 from bertjax.data.corpus.text_input import TextInput
-from bertjax.embedding.hard_negatives import MinedFile, make_choice, mine_files
+from bertjax.embedding.hard_negatives import MinedFile, check_output, check_reranker, make_choice, mine_files
 from bertjax.inference.embedders import check_settings
 from bertjax.inference.extraction import Extracted, write_extracted
 from bertjax.inference.text_embedding import SUFFIXES
@@ -17,6 +17,7 @@ from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
 from bertjax.library.arguments import plain_texts, require_path
 from bertjax.library.types import Path, Texts
+from bertjax.reranking.ranking import Ranker
 from bertjax.training.scores import Scores
 
 
@@ -120,11 +121,13 @@ def mine(
     max_score: float = np.inf,
     seed: int | None = None,
     dtype: str | None = None,
+    reranker: Path | None = None,
+    scores: bool = False,
 ) -> MinedFile:
     """Mines hard negatives with the embeddings of a checkpoint, and writes them to a table.
 
     For each query, finds the nearest documents that are not relevant to the query. The table has the columns anchor,
-    positive, negative_1, ..., which the experiment `embed` trains on.
+    positive, negative_1, ..., which the experiment `embed` trains on. The same call resumes after an interruption.
 
     Args:
       checkpoint: the checkpoint, as for `load`.
@@ -141,6 +144,10 @@ def mine(
       max_score: the largest cosine of a negative.
       seed: the seed of a draw among the ranks; None takes the nearest documents.
       dtype: the type to compute in, as for `load`.
+      reranker: a checkpoint that computes one score for a pair of texts. `margin`, `min_score` and `max_score` then
+        compare its scores, and the documents with its highest scores are the nearest documents.
+      scores: whether to write the columns score_positive, score_negative_1, ...: the scores of the reranker if there is
+        one, otherwise the cosines.
 
     Returns:
       The numbers of queries and of rows, and lines with the numbers of dropped candidates and queries.
@@ -151,7 +158,13 @@ def mine(
     choice = make_choice(negatives, first, last, margin, min_score, max_score, seed)
     corpus_path = None if corpus is None else require_path("corpus", corpus)
     paths = (require_path("checkpoint", checkpoint), require_path("data", data), require_path("output", output))
-    return mine_files(*paths, choice, corpus_path, form, texts, dtype)
+    check_output(paths[2])
+    scorer = None
+    if reranker is not None:
+        reranker = require_path("reranker", reranker)
+        check_reranker(reranker, choice, scores)
+        scorer = Ranker(read_checkpoint(reranker, dtype))
+    return mine_files(*paths, choice, corpus_path, form, texts, dtype, scorer, scores)
 
 
 def submit(checkpoint: Path, test_file: Path, output: Path) -> str:

@@ -5,6 +5,7 @@ import json
 import random
 import re
 
+import jax
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from bertjax.finetuning import metrics
 from bertjax.finetuning import run as finetuning_run
 from bertjax.interop import pretrained
 from bertjax.launch.validate import validate
+from bertjax.library import checkpoints as library
 from tests.conftest import TOPICS
 from tests.finetuning.test_classify import write_table
 from tests.finetuning.test_finetuning import run
@@ -173,6 +175,21 @@ def test_nearest_neighbours_equal_a_full_comparison_with_stable_ties(k, small_bl
     nearest = neighbors.nearest(queries, documents, k)
     assert (nearest.numbers == order).all()
     np.testing.assert_array_equal(nearest.cosines, np.take_along_axis(cosines, order, 1))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_neighbours_do_not_depend_on_the_number_of_devices_or_on_the_memory(count, small_blocks, monkeypatch, tmp_path):
+    rng = np.random.default_rng(0)
+    queries, documents = (rng.choice([-1.0, 1.0], (rows, 16)).astype(np.float32) for rows in (301, 1517))
+    devices = jax.local_devices()
+    assert len(devices) > count
+    everywhere = neighbors.nearest(queries, documents, 250)
+    np.save(tmp_path / "documents.npy", documents)
+    mapped = np.load(tmp_path / "documents.npy", mmap_mode="r")
+    monkeypatch.setattr(jax, "local_devices", lambda: devices[:count])
+    for nearest in (neighbors.nearest(queries, documents, 250), neighbors.nearest(queries, mapped, 250)):
+        for expected, actual in zip(everywhere, nearest, strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
 
 # The layout of BEIR.
@@ -376,6 +393,41 @@ def test_mined_negatives_are_used_in_training(trained, checkpoint, tmp_path):
     assert "12 dev queries for 40 documents: 52 texts" in dataset.notes
 
 
+def test_an_interrupted_mine_resumes_with_equal_bytes(trained, tmp_path, monkeypatch, capsys):
+    folder, workdir = trained
+    arguments = (str(workdir), f"{folder}/beir")
+    options = dict(form="search", negatives=2, scores=True)
+    library.mine(*arguments, tmp_path / "whole.csv", **options)
+    header = (tmp_path / "whole.csv").read_text().partition("\n")[0]
+    assert header == "anchor,positive,negative_1,negative_2,score_positive,score_negative_1,score_negative_2"
+    computed, stops = [], ["documents", "nearest", "write"]
+    compute, nearest, write = PromptedEmbedder.__call__, mining.nearest_of_block, mining.write_negatives
+
+    def counted(name, function):
+        def call(*inputs):
+            computed.append(name)
+            if stops and name == stops[0]:
+                raise KeyboardInterrupt(stops.pop(0))
+            return function(*inputs)
+
+        return call
+
+    names = {"ask : ": "queries", "tell : ": "documents"}
+    monkeypatch.setattr(
+        PromptedEmbedder, "__call__", lambda self, texts: counted(names[self.flags["prompt"]], compute)(self, texts)
+    )
+    monkeypatch.setattr(mining, "nearest_of_block", counted("nearest", nearest))
+    monkeypatch.setattr(mining, "write_negatives", counted("write", write))
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            library.mine(*arguments, tmp_path / "mined.csv", **options)
+        assert f"the same command resumes from {tmp_path}/mined.csv.work\n" in capsys.readouterr().err
+    library.mine(*arguments, tmp_path / "mined.csv", **options)
+    assert computed == ["queries", "documents", "documents", "nearest", "nearest", "write", "write"]
+    assert (tmp_path / "mined.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mined.csv", "whole.csv"]
+
+
 @pytest.mark.parametrize("arguments, message", [
     (["--negatives=9", "--first=4", "--last=11"],
      "--negatives=9: must be at most 8, the ranks from 4 to 11; raise --last"),
@@ -384,6 +436,9 @@ def test_mined_negatives_are_used_in_training(trained, checkpoint, tmp_path):
     (["--min_score=0.5", "--max_score=0.4"], "--min_score=0.5: must not be above --max_score=0.4"),
     (["--output=mined.txt"], "--output=mined.txt: must end in one of .csv, .tsv, .jsonl"),
     (["--data=nowhere"], "--data=nowhere: no such file or folder; correct the path"),
+    (["--reranker=cross"],
+     "--reranker=cross: no limit compares its scores; add --margin, --max_score or --min_score, or write the scores "
+     "with --scores"),
 ])  # fmt: skip
 def test_invalid_mining_is_refused_in_one_line(arguments, message, tmp_path):
     required = ("--checkpoint=run", "--data=dev.csv", "--output=mined.csv")
