@@ -7,11 +7,12 @@ from absl import logging
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import require_new_folder, write_whole
-from bertjax.config.limits import FORMATS
+from bertjax.config.limits import FLOAT32, FORMATS
 from bertjax.data.corpus.text_input import TextInput
 from bertjax.embedding.hard_negatives import MinedFile, check_output, check_reranker, make_choice, mine_files
 from bertjax.inference.embedders import check_settings
 from bertjax.inference.extraction import Extracted, write_extracted
+from bertjax.inference.quantization import check_precision
 from bertjax.inference.text_embedding import SUFFIXES
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
@@ -37,7 +38,7 @@ def evaluate(
     data: Path,
     dtype: str | None = None,
     on_note: Callable[[str], None] = lambda note: None,
-    **description: str | bool | None,
+    **description: str | bool | int | None,
 ) -> Scores:
     """Scores a checkpoint on a labelled file, without training.
 
@@ -47,7 +48,7 @@ def evaluate(
       dtype: the type to compute in, as for `load`.
       on_note: receives lines about the examples, such as `print`, before they are scored.
       **description: the form of the data of embeddings, as the flags of `bertjax evaluate`: form, texts, label, widths,
-        ignore_identical_ids.
+        ignore_identical_ids, precision, rescore.
 
     Returns:
       The scores, and the thresholds of the dev set that they depend on.
@@ -74,6 +75,8 @@ def extract(
     pool: str = "",
     layers: str = "",
     dtype: str | None = None,
+    precision: str = FLOAT32,
+    calibration: Path | None = None,
 ) -> Extracted:
     """Writes one embedding per text, or the hidden states of all tokens, to a file.
 
@@ -89,6 +92,10 @@ def extract(
       pool: mean, cls or last.
       layers: the hidden states, such as last.
       dtype: the type to compute in, as for `load`.
+      precision: the type of the written embeddings: float32, int8, or ubinary with one bit per dimension, as in
+        `quantize_embeddings` of sentence-transformers.
+      calibration: for int8, an .npy of float embeddings, or the .json of an .npy of int8 embeddings, which determines
+        the range of each dimension; None for the ranges of the embeddings.
 
     Returns:
       The shape of the array, and the number of truncated texts.
@@ -100,9 +107,12 @@ def extract(
     if not output.endswith(SUFFIXES):
         raise UserError(f"--output={output}: must end in one of {', '.join(SUFFIXES)}")
     check_settings(prompt, width, pool, layers)
+    ranges_file = "" if calibration is None else require_path("calibration", calibration)
+    check_precision(precision, ranges_file)
     text_input = texts if isinstance(texts, TextInput) else TextInput(plain_texts(texts))
     text_input.check(checkpoint)
-    return write_extracted(read_checkpoint(checkpoint, dtype), text_input, output, prompt, width, pool, layers)
+    source = read_checkpoint(checkpoint, dtype)
+    return write_extracted(source, text_input, output, prompt, width, pool, layers, precision, ranges_file)
 
 
 def mine(
