@@ -15,6 +15,7 @@ from bertjax.embedding import datasets, mining, retrieval, work_folder
 from bertjax.embedding.datasets import DOCUMENT, QUERY
 from bertjax.embedding.head import similarity_of
 from bertjax.embedding.mining import Choice, PairScorer
+from bertjax.embedding.stored_texts import StoredTexts
 from bertjax.embedding.work_folder import WorkFolder
 from bertjax.inference import text_embedding
 from bertjax.inference.abilities import require_ability
@@ -116,11 +117,17 @@ def mine_files(
       UserError: for an invalid file, or a checkpoint without embeddings.
     """
     check_output(output)
-    more = retrieval.read_corpus_texts(corpus) if corpus else ()
-    search = retrieval.with_documents(datasets.read_training_search(data, form, texts), more)
+    if corpus:
+        next(retrieval.documents_of(corpus))  # A wrong path is an error before the checkpoint is read.
+    search = retrieval.without_duplicates(datasets.read_training_search(data, form, texts))
     source = pretrained.read_with_tokenizer(checkpoint, dtype)
     task, similarity = require_ability(source, HasEmbeddings), similarity_of(source.settings)
     with work_folder.opened_for(output) as folder:
+        if corpus:
+            more = (text for text, _ in retrieval.documents_of(corpus))
+            search = search._replace(
+                documents=StoredTexts.write(folder.path / "documents.arrow", search.documents, more)
+            )
         counts = f"{len(search.queries):,} queries and {len(search.documents):,} documents"
         phase(f"computing the embeddings of {counts}", sys.stderr)
         queries, queries_hash = _embeddings(folder, "queries", task.embedder(source, QUERY), search.queries)

@@ -25,8 +25,8 @@ def nearest_small(
       k: the number of documents for each query. With fewer documents, all documents are returned.
       rescore: the factor, at least 1.
     """
-    small = [_as_factors(vectors, quantizer) for vectors in (quantizer(queries), documents)]
-    retrieved = nearest(*small, k * rescore, "dot").numbers
+    small_queries = _as_factors(quantizer(queries), quantizer)
+    retrieved = nearest(small_queries, _as_factors(documents, quantizer), k * rescore, "dot").numbers
     k = min(k, retrieved.shape[1])
     neighbours = Neighbours(np.zeros((len(queries), k), np.int32), np.zeros((len(queries), k), np.float32))
     for start in range(0, len(queries), QUERIES_AT_ONCE):
