@@ -84,9 +84,8 @@ def write_extracted(
         embedder = embedder_of(source, prompt, width, pool, layers)
         ids = texts.ids if texts.id_column else None
         ranges = _calibrated_ranges(calibration, embedder) if calibration else None
-        names = ids, texts.id_column
         shape, cut = text_embedding.write_embeddings(
-            output, embedder, iter(texts), *names, texts.size, precision, ranges
+            output, embedder, iter(texts), ids, texts.id_column, texts.size, precision, ranges
         )
         most_tokens = source.config.max_position_embeddings if pool else source.max_seq_length
         return Extracted("vectors", shape, shape[0], cut, most_tokens, precision=precision)

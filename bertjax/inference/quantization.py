@@ -95,11 +95,13 @@ class Quantizer:
 
 
 def check_precision(precision: str, calibration: str) -> None:
-    """Raises `UserError` for an unknown precision, and for a calibration without int8."""
+    """Raises `UserError` for an unknown precision, for a calibration without int8, and for a missing calibration."""
     if precision not in PRECISIONS:
         raise UserError(f"precision = {precision!r}: choose one of {', '.join(PRECISIONS)}")
     if calibration and precision != INT8:
         raise UserError(f"--calibration={calibration}: is for --precision=int8; leave the flag out")
+    if calibration and not epath.Path(calibration).is_file():
+        raise UserError(f"--calibration={calibration}: no such file; correct the path")
 
 
 def ranges_of(embeddings: np.ndarray) -> np.ndarray:
@@ -113,10 +115,10 @@ def read_ranges(path: epath.PathLike) -> np.ndarray:
     """Reads the ranges of a calibration.
 
     Args:
-      path: an .npy of float embeddings, or the .json beside an .npy of int8 embeddings.
+      path: a file, see `check_precision`: an .npy of float embeddings, or the .json beside an .npy of int8 embeddings.
 
     Raises:
-      UserError: if the file is missing, or has another content.
+      UserError: if the file has another content.
     """
     flag, content = f"--calibration={path}", "an .npy of float embeddings, or the .json of int8 embeddings"
     if str(path).endswith(".json"):
@@ -126,8 +128,6 @@ def read_ranges(path: epath.PathLike) -> np.ndarray:
         return np.array(ranges, np.float32)
     try:
         embeddings = np.load(path, mmap_mode="r")
-    except FileNotFoundError:
-        raise UserError(f"{flag}: no such file; correct the path") from None
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{flag}: cannot be read ({error}), expected {content}; correct the path") from None
     if not isinstance(embeddings, np.ndarray) or embeddings.dtype.kind != "f" or embeddings.ndim != 2:

@@ -219,7 +219,12 @@ def write_embeddings(
         file.flush()
         os.fsync(file.fileno())
         rows = np.load(partial, mmap_mode="r") if written.shape[0] else np.zeros(written.shape, np.float32)
-        quantizer = None if precision == FLOAT32 else Quantizer.calibrated(precision, rows, ranges)
+        try:
+            quantizer = None if precision == FLOAT32 else Quantizer.calibrated(precision, rows, ranges)
+        except UserError:  # One text would otherwise block the next command.
+            partial.unlink()
+            journal.unlink()
+            raise
         output = OutputRows(rows, quantizer)
         if path.suffix == ".npy" and quantizer is None:
             partial.replace(path)

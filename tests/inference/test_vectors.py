@@ -137,10 +137,10 @@ def test_one_text_determines_no_ranges(make, tmp_path):
     message = r"^--precision=int8: 1 text determines no ranges, expected at least 2; add texts, or --calibration=FILE$"
     with pytest.raises(UserError, match=message):
         text_embedding.write_embeddings(tmp_path / "v.npy", make, ["a"], precision="int8")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name, content, message", [
-    ("c.npy", None, "no such file; correct the path"),
     ("c.npy", b"", r"cannot be read \(.*\), expected an .npy of float embeddings, or the .json of int8 embeddings;"),
     ("c.npy", np.zeros((4, 3), np.int8), "expected an .npy of float embeddings, or the .json of int8 embeddings;"),
     ("c.npy", np.zeros((1, 3), np.float32), "has 1 embeddings, expected at least 2; name a larger file"),
@@ -150,7 +150,7 @@ def test_wrong_calibrations_are_named(name, content, message, tmp_path):
     path = tmp_path / name
     if isinstance(content, bytes):
         path.write_bytes(content)
-    elif content is not None:
+    else:
         np.save(path, content)
     with pytest.raises(UserError, match=rf"^--calibration={path}: {message}"):
         read_ranges(path)
@@ -295,6 +295,7 @@ def test_a_run_of_an_unregistered_task_has_hidden_states(checkpoint, tmp_path):
     (["--output=v.npy", "--pool=mean", "--width=3", "a"], "width = 3: is for embeddings, and this checkpoint"),
     (["--output=v.npz", "--precision=int8", "a"], "--precision=int8: is for one embedding per text, not for"),
     (["--output=v.npy", "--pool=mean", "--calibration=c.npy", "a"], "--calibration=c.npy: is for --precision=int8;"),
+    (["--output=v.npy", "--precision=int8", "--calibration=c.npy", "a"], "--calibration=c.npy: no such file; correct"),
     (["--output=v.npy", "--pool=mean", "--id=x", "a"], "--id=x: is for a table; give --input=FILE that ends in"),
     (["--output=v.npy", "--pool=mean", "--id=x", "--input=t.csv"], "--id=x: only a .parquet has columns"),
     (["--output=v.npy", "--pool=mean", "--input=t.csv"], "t.csv:2: no column 'text'; set --texts to one of a, b"),
