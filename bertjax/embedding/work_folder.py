@@ -89,4 +89,4 @@ def opened_for(output: epath.PathLike) -> Iterator[WorkFolder]:
         except KeyboardInterrupt:
             print(f"the same command resumes from {path}", file=sys.stderr, flush=True)
             raise
-        shutil.rmtree(path)
+        shutil.rmtree(path, ignore_errors=True)  # A network file system keeps files that are mapped into memory.

@@ -27,7 +27,7 @@ from etils import epath
 
 from bertjax.common import checksums
 from bertjax.common.errors import UserError
-from bertjax.common.files import parse_json, replacing, write_whole
+from bertjax.common.files import parse_json, read_json, replacing, write_whole
 from bertjax.common.progress import Bar
 from bertjax.config.limits import FLOAT32, UBINARY
 from bertjax.config.model_config import BertConfig
@@ -35,7 +35,7 @@ from bertjax.data.loading.examples import Examples
 from bertjax.inference import predictor
 from bertjax.inference.heads import Head
 from bertjax.inference.losses import LabelLoss
-from bertjax.inference.quantization import Quantizer
+from bertjax.inference.quantization import Description, Quantizer
 from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.models.heads import PooledStates
 
@@ -399,8 +399,10 @@ def _write_sidecar(path: epath.Path, quantizer: Quantizer | None) -> None:
     sidecar = path.with_name(f"{path.name}.json")
     if quantizer is not None:
         write_whole(sidecar, msgspec.json.encode(quantizer.describe()) + b"\n")
-    else:
-        sidecar.unlink(missing_ok=True)
+    elif sidecar.is_file():
+        with contextlib.suppress(UserError):  # A file with another content stays.
+            read_json(sidecar, Description)
+            sidecar.unlink()
 
 
 def _write_npz(path: epath.Path, output: OutputRows) -> None:

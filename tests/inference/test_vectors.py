@@ -121,6 +121,9 @@ def test_small_vectors_are_written_with_their_description(make, precision, suffi
     text_embedding.write_embeddings(path, make, TEXTS)
     np.testing.assert_array_equal(contents(path), full)
     assert not (tmp_path / "v.npy.json").exists()
+    (tmp_path / "full.npy.json").write_text('{"notes": "of the user"}')
+    text_embedding.write_embeddings(tmp_path / "full.npy", make, TEXTS)
+    assert (tmp_path / "full.npy.json").exists()
 
 
 def test_an_interrupted_extraction_resumes_with_another_precision(make, tmp_path, monkeypatch):
