@@ -22,6 +22,7 @@ from bertjax.cli.app import run_command, start_reading
 from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag, group_flags, refuse_arguments
 from bertjax.cli.next_commands import print_next, uses_of
 from bertjax.common.errors import UserError
+from bertjax.config.limits import PRECISIONS
 from bertjax.training.signals import exit_on_signal
 
 _CHECKPOINT = define_checkpoint_flag()
@@ -41,6 +42,19 @@ _READING = [
         "ignore_identical_ids",
         None,
         "With --form=search: ignores the document that has the id of the query, as for ArguAna of BEIR.",
+    ),
+    flags.DEFINE_enum(
+        "precision",
+        None,
+        [*PRECISIONS],
+        "Also evaluates retrieval by documents of 8 bits (int8) or 1 bit (ubinary) per dimension.",
+    ),
+    flags.DEFINE_integer(
+        "rescore",
+        None,
+        "With --precision: small vectors retrieve this many times more documents, which the float query ranks. By "
+        "default 4.",
+        lower_bound=1,
     ),
 ]
 _PAIRS = flags.DEFINE_string(

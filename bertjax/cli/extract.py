@@ -6,6 +6,7 @@ A checkpoint that was trained for embeddings (a run of `embed`, a folder of sent
 embeddings, `vectors` [texts, width]. With any other checkpoint, --pool=mean writes the mean of the hidden states of a
 text, [CLS] and [SEP] included; --pool=cls writes the hidden state of [CLS], and --pool=last the hidden state of the
 last token. --output is an .npy, an .npz or a .parquet. The same command resumes after an interruption.
+--precision=int8 and --precision=ubinary write small embeddings.
 
 Other checkpoints without --pool write the hidden states of all tokens to an .npz: `hidden` [tokens of all texts,
 width] and `offsets` [texts + 1]; text i, with its [CLS] and [SEP], has the rows from offsets[i] to offsets[i + 1].
@@ -27,7 +28,7 @@ from bertjax.cli.flags import (
 )
 from bertjax.cli.next_commands import print_next
 from bertjax.common.errors import UserError
-from bertjax.config.limits import POOLS
+from bertjax.config.limits import FLOAT32, POOLS, PRECISIONS
 from bertjax.training.signals import exit_on_signal
 
 _CHECKPOINT = define_checkpoint_flag()
@@ -59,10 +60,23 @@ _POOL = flags.DEFINE_enum(
     [*POOLS],
     "Writes one vector per text: the mean of the hidden states of its tokens, or the hidden state of one token.",
 )
+_PRECISION = flags.DEFINE_enum(
+    "precision",
+    FLOAT32,
+    [*PRECISIONS],
+    "The type of the written embeddings: int8, or ubinary with one bit per dimension. The file stores the precision.",
+)
+_CALIBRATION = flags.DEFINE_string(
+    "calibration",
+    None,
+    "With --precision=int8: an .npy of float embeddings, or the .json of an earlier .npy of int8 embeddings, which "
+    "determines the range of each dimension. By default the ranges of the embeddings.",
+)
 _OUTPUT = define_required_flag("output", "The .npy, .npz or .parquet file to write.")
 group_flags("Texts", _INPUT, _TEXTS, _ID)
 group_flags("Embeddings", _PROMPT, _WIDTH)
 group_flags("Hidden states", _LAYERS, _POOL)
+group_flags("Small embeddings", _PRECISION, _CALIBRATION)
 
 
 @exit_on_signal()
@@ -84,6 +98,8 @@ def main(texts: list[str]) -> None:
         pool=_POOL.value or "",
         layers=_LAYERS.value,
         dtype=_DTYPE.value,
+        precision=_PRECISION.value,
+        calibration=_CALIBRATION.value,
     )
     print(extracted.describe(_OUTPUT.value), flush=True)
     print_next(_reading_command(_OUTPUT.value))

@@ -8,6 +8,9 @@ which training reads with --config.data.texts=anchor,positive,negative_1. --firs
 --min_score drop documents that may be relevant without a label. Prints the numbers of dropped candidates and queries.
 Warns if most queries were dropped, or if a negative is nearer than the positive. --checkpoint is the workdir of a run
 that was trained for embeddings, or a folder of sentence-transformers.
+
+With --reranker=CHECKPOINT, --margin, --max_score and --min_score compare the scores of a reranker. --scores writes the
+scores as more columns. The same command resumes after an interruption, from the folder OUTPUT.work.
 """
 
 import contextlib
@@ -49,6 +52,17 @@ _MARGIN = flags.DEFINE_string(
 )
 _MAX_SCORE = flags.DEFINE_float("max_score", float("inf"), "The highest cosine of a negative.")
 _MIN_SCORE = flags.DEFINE_float("min_score", -float("inf"), "The lowest cosine of a negative.")
+_RERANKER = flags.DEFINE_string(
+    "reranker",
+    None,
+    "A checkpoint that computes one score for a pair of texts: the workdir of a run, or a CrossEncoder. --margin, "
+    "--max_score and --min_score compare its scores in place of the cosines.",
+)
+_SCORES = flags.DEFINE_bool(
+    "scores",
+    False,
+    "Also writes the columns score_positive, score_negative_1, ...: the scores of the reranker, or the cosines.",
+)
 _SEED = flags.DEFINE_integer(
     "seed",
     None,
@@ -59,6 +73,7 @@ _SEED = flags.DEFINE_integer(
 _OUTPUT = define_required_flag("output", "The .jsonl, .csv or .tsv file to write.")
 group_flags("Data", _DATA, _FORM, _TEXTS, _CORPUS, _OUTPUT)
 group_flags("Choice of negatives", _NEGATIVES, _FIRST, _LAST, _MARGIN, _MAX_SCORE, _MIN_SCORE, _SEED)
+group_flags("Reranker", _RERANKER, _SCORES)
 
 
 @exit_on_signal()
@@ -85,6 +100,8 @@ def main(arguments: list[str]) -> None:
             max_score=_MAX_SCORE.value,
             seed=_SEED.value,
             dtype=_DTYPE.value,
+            reranker=_RERANKER.value,
+            scores=_SCORES.value,
         )
     print("\n".join(mined.lines), flush=True)
     if mined.rows >= mined.queries / 2:  # Otherwise, the warning in the lines has the remedy.

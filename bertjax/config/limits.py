@@ -14,6 +14,7 @@ SHARE: dict[str, Any] = dict(above=0, most=1)
 REMAT_POLICIES = ("none", "dots", "full")  # the least recomputation first
 DTYPES = ("auto", "float32", "bfloat16")
 POOLS = ("mean", "cls", "last")  # pooling of the hidden states of a text
+FLOAT32, INT8, UBINARY = PRECISIONS = ("float32", "int8", "ubinary")  # of written embeddings
 FORMATS = ("bertjax", "huggingface", "sentence-transformers", "tf1", "peft", "stablehlo", "onnx")  # of checkpoints
 SEED: dict[str, Any] = dict(least=0, below=2**31)
 

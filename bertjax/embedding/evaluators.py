@@ -11,12 +11,16 @@ from typing import ClassVar
 
 import numpy as np
 
+from bertjax.common.errors import UserError
+from bertjax.config.limits import FLOAT32
 from bertjax.embedding.datasets import EncodedTexts
 from bertjax.embedding.forms import TextSet
 from bertjax.embedding.neighbors import nearest
 from bertjax.embedding.retrieval import Search
+from bertjax.embedding.small_vectors import RESCORE, nearest_small
 from bertjax.finetuning import metrics
 from bertjax.finetuning.metrics import comparable
+from bertjax.inference.quantization import Quantizer, check_precision
 from bertjax.inference.task import Split
 
 RANKS = 10  # documents that are retrieved for a query
@@ -108,17 +112,46 @@ class BinaryPairs(EmbeddedTexts):
 
 @dataclasses.dataclass(frozen=True)
 class Retrieval(EmbeddedTexts):
-    """Queries and documents, as InformationRetrievalEvaluator; nDCG uses the grades of relevance, as in BEIR."""
+    """Queries and documents, as InformationRetrievalEvaluator; nDCG uses the grades of relevance, as in BEIR.
+
+    Attributes:
+      search: the queries and documents.
+      precision: int8 or ubinary also evaluates small documents, see `nearest_small`; float32 does not.
+      rescore: see `nearest_small`.
+    """
 
     metric = "ndcg@10"
     search: Search = dataclasses.field(kw_only=True)
+    precision: str = dataclasses.field(default=FLOAT32, kw_only=True)
+    rescore: int = dataclasses.field(default=RESCORE, kw_only=True)
+
+    def score(self, predictions: np.ndarray) -> dict[str, float]:
+        """Returns the metrics of embeddings, `metric` of each of the `widths`, and the metrics of small documents."""
+        scores = super().score(predictions)
+        if self.precision == FLOAT32:
+            return scores
+        queries, documents = (comparable(vectors, self.similarity) for vectors in self._sides(predictions))
+        quantizer = Quantizer.calibrated(self.precision, documents)
+        retrieved = nearest_small(queries, quantizer(documents), quantizer, self._ranks, self.rescore)
+        small = self._score_retrieved(retrieved.numbers)
+        return scores | {f"{name}_{self.precision}": score for name, score in small.items()}
 
     def score_embeddings(self, embeddings: np.ndarray) -> dict[str, float]:
         """Returns the metrics of the retrieved documents."""
-        search = self.search
-        queries, documents = np.split(self.numbers, [len(search.queries)])
-        ranks = RANKS + search.ignores_identical_ids  # The search may ignore one document.
-        retrieved = nearest(embeddings[queries], embeddings[documents], ranks, self.similarity).numbers.tolist()
+        return self._score_retrieved(nearest(*self._sides(embeddings), self._ranks, self.similarity).numbers)
+
+    @property
+    def _ranks(self) -> int:
+        return RANKS + self.search.ignores_identical_ids  # One of them may be left out.
+
+    def _sides(self, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the embeddings of the queries and the embeddings of the documents."""
+        queries, documents = np.split(self.numbers, [len(self.search.queries)])
+        return embeddings[queries], embeddings[documents]
+
+    def _score_retrieved(self, numbers: np.ndarray) -> dict[str, float]:
+        """Returns the metrics of retrieved documents, `[queries, ranks]`."""
+        search, retrieved = self.search, numbers.tolist()
         if search.ignores_identical_ids:
             rows = zip(retrieved, search.identical, strict=True)
             retrieved = [[number for number in row if number != identical][:RANKS] for row, identical in rows]
@@ -135,6 +168,29 @@ class Retrieval(EmbeddedTexts):
             "recall@1": recall(1),
             "recall@10": recall(10),
         }
+
+
+def with_small_documents(split: EmbeddedTexts, precision: str | None, rescore: int | None) -> EmbeddedTexts:
+    """Returns a set that also evaluates small documents.
+
+    Args:
+      split: the set.
+      precision: float32, int8 or ubinary; None for float32.
+      rescore: see `nearest_small`; None for the default.
+
+    Raises:
+      UserError: if the set has no documents, or if only `rescore` is set.
+    """
+    check_precision(precision or FLOAT32, "")
+    if precision in (None, FLOAT32):
+        if rescore is not None:
+            raise UserError(f"--rescore={rescore}: is for small vectors; add --precision=int8 or --precision=ubinary")
+        return split
+    if not isinstance(split, Retrieval):
+        raise UserError(f"--precision={precision}: is for queries and documents, such as form=search; leave it out")
+    if rescore is not None and rescore < 1:
+        raise UserError(f"--rescore={rescore}: must be at least 1")
+    return dataclasses.replace(split, precision=precision, rescore=rescore or RESCORE)
 
 
 def make_split(

@@ -1,17 +1,26 @@
 """Mines hard negatives from files with the embeddings of a checkpoint."""
 
+import hashlib
 import math
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from bertjax.common.errors import UserError
 from bertjax.common.progress import phase
 from bertjax.data.corpus.tables import SUFFIXES
-from bertjax.embedding import datasets, mining, retrieval
+from bertjax.embedding import datasets, mining, retrieval, work_folder
+from bertjax.embedding.datasets import DOCUMENT, QUERY
 from bertjax.embedding.head import similarity_of
-from bertjax.embedding.mining import Choice
+from bertjax.embedding.mining import Choice, PairScorer
+from bertjax.embedding.stored_texts import StoredTexts
+from bertjax.embedding.work_folder import WorkFolder
+from bertjax.inference import text_embedding
 from bertjax.inference.abilities import require_ability
 from bertjax.inference.task import HasEmbeddings
+from bertjax.inference.text_embedding import TextEmbedder
 from bertjax.interop import pretrained
 
 
@@ -68,6 +77,15 @@ def make_choice(
     return Choice(negatives, first, last, value, is_share, min_score, max_score, seed)
 
 
+def check_reranker(reranker: str, choice: Choice, with_scores: bool) -> None:
+    """Raises `UserError` if the scores of a reranker would not be used."""
+    if not choice.has_limits and not with_scores:
+        raise UserError(
+            f"--reranker={reranker}: no limit compares its scores; add --margin, --max_score or --min_score, or write "
+            f"the scores with --scores"
+        )
+
+
 def mine_files(
     checkpoint: str,
     data: str,
@@ -77,8 +95,13 @@ def mine_files(
     form: str = "pairs",
     texts: str = "anchor,positive",
     dtype: str | None = None,
+    reranker: PairScorer | None = None,
+    with_scores: bool = False,
 ) -> MinedFile:
     """Mines hard negatives, and writes a table with the columns anchor, positive, negative_1, ...
+
+    The folder `OUTPUT.work` keeps the embeddings and the finished parts of the comparison, so that the same call
+    resumes after an interruption. At the end, the folder is deleted.
 
     Args:
       checkpoint: the checkpoint.
@@ -89,20 +112,50 @@ def mine_files(
       form: the form of the examples of `data`, as `config.data.form`.
       texts: the columns of the texts of `data`, as `config.data.texts`.
       dtype: the type to compute in.
+      reranker: see `mining.mine_negatives`.
+      with_scores: whether to write the columns score_positive, score_negative_1, ... as well.
 
     Raises:
       UserError: for an invalid file, or a checkpoint without embeddings.
     """
-    if not output.endswith(SUFFIXES):
-        raise UserError(f"--output={output}: must end in one of {', '.join(SUFFIXES)}")
-    more = retrieval.read_corpus_texts(corpus) if corpus else ()
-    search = retrieval.with_documents(datasets.read_training_search(data, form, texts), more)
+    check_output(output)
+    if corpus:
+        next(retrieval.documents_of(corpus))  # A wrong path is an error before the checkpoint is read.
+    search = retrieval.without_duplicates(datasets.read_training_search(data, form, texts))
     source = pretrained.read_with_tokenizer(checkpoint, dtype)
     task, similarity = require_ability(source, HasEmbeddings), similarity_of(source.settings)
-    counts = f"{len(search.queries):,} queries and {len(search.documents):,} documents"
-    phase(f"computing the embeddings of {counts}", sys.stderr)
-    queries, documents = task.embed_search(source, search)
-    phase("searching for the nearest documents", sys.stderr)
-    mined = mining.mine_negatives(search, queries, documents, choice, similarity)
-    lines = list(mining.write_negatives(output, search, mined, choice, similarity))
+    with work_folder.opened_for(output) as folder:
+        if corpus:
+            more = (text for text, _ in retrieval.documents_of(corpus))
+            search = search._replace(
+                documents=StoredTexts.write(folder.path / "documents.arrow", search.documents, more)
+            )
+        counts = f"{len(search.queries):,} queries and {len(search.documents):,} documents"
+        phase(f"computing the embeddings of {counts}", sys.stderr)
+        queries, queries_hash = _embeddings(folder, "queries", task.embedder(source, QUERY), search.queries)
+        documents, documents_hash = _embeddings(folder, "documents", task.embedder(source, DOCUMENT), search.documents)
+        phase("searching for the nearest documents", sys.stderr)
+        identity = queries_hash, documents_hash
+        mined = mining.mine_negatives(search, queries, documents, choice, similarity, reranker, folder, identity)
+        lines = list(mining.write_negatives(output, search, mined, choice, with_scores))
     return MinedFile(len(search.queries), len(mined.rows), lines)
+
+
+def check_output(output: str) -> None:
+    """Raises `UserError` if an output has no suffix of a table."""
+    if not output.endswith(SUFFIXES):
+        raise UserError(f"--output={output}: must end in one of {', '.join(SUFFIXES)}")
+
+
+def _embeddings(folder: WorkFolder, kind: str, embedder: TextEmbedder, texts: Sequence[str]) -> tuple[np.ndarray, str]:
+    """Returns the embeddings of texts, mapped into memory, and a hash of the embedder and the texts."""
+    digest, size = hashlib.sha256(), 0
+    for text in texts:
+        size += text_embedding.add_text(digest, text)
+    inputs = [embedder.identity(), digest.hexdigest()]
+    path = folder.file(kind, inputs, ".npy")
+    if not path.exists():
+        (rows, _), cut = text_embedding.write_embeddings(path, embedder, texts, size=size)
+        if cut:
+            print(f"{cut} of {rows} {kind} truncated to {embedder.source.max_seq_length} tokens", flush=True)
+    return np.load(path, mmap_mode="r"), work_folder.digest_of(inputs)

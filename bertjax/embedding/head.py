@@ -9,11 +9,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
-from bertjax.common.progress import Bar
 from bertjax.config.model_config import BertConfig
 from bertjax.embedding import losses
 from bertjax.embedding.datasets import ANY, DOCUMENT, QUERY, Prompts
-from bertjax.embedding.retrieval import Search
 from bertjax.finetuning import metrics
 from bertjax.finetuning.encoding import encode_pairs
 from bertjax.inference.heads import Head
@@ -88,30 +86,18 @@ class PromptedEmbedder(TextEmbedder):
 
 
 def embed_kinds(
-    source: Pretrained, *sides: tuple[str | None, Sequence[str]], bar: Bar | None = None
+    source: Pretrained, *sides: tuple[str | None, Sequence[str]]
 ) -> Iterator[tuple[np.ndarray, list[bool]]]:
     """Yields the embeddings of texts of each kind, and whether each text was truncated.
 
     Args:
       source: the checkpoint.
       *sides: the kind of texts, `QUERY`, `DOCUMENT` or `ANY`, and the texts.
-      bar: a bar that counts the texts.
     """
     # One embedder for all kinds, so that the model is compiled once.
     embedder, prompts = PromptedEmbedder(source, prompt=""), prompts_of(source.settings)
     for kind, texts in sides:
-        yield embedder([prompts[kind] + text for text in texts], bar)
-
-
-def embed_search(source: Pretrained, search: Search) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the embeddings of queries and the embeddings of documents; shows the progress."""
-    sides = (QUERY, search.queries), (DOCUMENT, search.documents)
-    with Bar("embeddings", [len(texts) for _, texts in sides], " texts") as bar:
-        queries, documents = embed_kinds(source, *sides, bar=bar)
-    for name, (_, cut) in (("queries", queries), ("documents", documents)):
-        if any(cut):
-            print(f"{sum(cut)} of {len(cut)} {name} truncated to {source.max_seq_length} tokens", flush=True)
-    return queries[0], documents[0]
+        yield embedder([prompts[kind] + text for text in texts])
 
 
 def prompts_of(settings: ConfigDict) -> Prompts:

@@ -4,7 +4,7 @@ The layout of BEIR (Thakur et al. 2021) is a folder with corpus.jsonl (_id, titl
 qrels/PART.tsv (query-id, corpus-id, score), whose lines are relevance judgements.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from etils import epath
@@ -62,10 +62,10 @@ def of_texts(texts: Sequence[tuple[str, ...]]) -> Search:
     return Search(list(queries), list(numbers), list(queries.values()))
 
 
-def with_documents(search: Search, more: Iterable[str] = ()) -> Search:
-    """Returns a search with further documents, `more`. Each text occurs once in the result."""
+def without_duplicates(search: Search) -> Search:
+    """Returns a search in which each text occurs once."""
     distinct = of_texts(search.texts)
-    documents = list(dict.fromkeys([*distinct.documents, *search.documents, *more]))
+    documents = list(dict.fromkeys([*distinct.documents, *search.documents]))
     numbers = {document: number for number, document in enumerate(documents)}
     same = {query: search.documents[i] for query, i in zip(search.queries, search.identical) if i >= 0}
     identical = [numbers[same[query]] if query in same else -1 for query in distinct.queries] if same else ()
@@ -100,11 +100,6 @@ def documents_of(path: epath.PathLike) -> Iterator[CorpusDocument]:
     for row in _parquet_rows(path) if path.suffix == ".parquet" else rows_of(path):
         name = next((name for name in ("id", "_id") if name in row.columns), None)
         yield CorpusDocument(document(row), column(row, name) if name else row.where.rpartition(":")[2])
-
-
-def read_corpus_texts(path: epath.PathLike) -> list[str]:
-    """Returns the texts of `documents_of`. Raises the same errors."""
-    return [text for text, _ in documents_of(path)]
 
 
 def _lines_as_documents(path: epath.Path) -> Iterator[CorpusDocument]:

@@ -29,19 +29,17 @@ from bertjax.embedding.datasets import (
     dev_set,
     training_sets,
 )
-from bertjax.embedding.evaluators import EmbeddedTexts, make_split
+from bertjax.embedding.evaluators import EmbeddedTexts, make_split, with_small_documents
 from bertjax.embedding.forms import FORMS, JUDGES
 from bertjax.embedding.head import (
     EmbeddingHead,
     PromptedEmbedder,
     embed_kinds,
-    embed_search,
     prompts_of,
     similarity_of,
     width_of,
     widths_of,
 )
-from bertjax.embedding.retrieval import Search
 from bertjax.embedding.validate import validate
 from bertjax.finetuning import metrics
 from bertjax.inference.heads import Head
@@ -80,7 +78,7 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
     inputs = InputForm(range(1, 3), 'texts, or pairs as "A ||| B"')
     identity = (*HEAD, "data.form", "data.heldout_seed", "distill.what")
     reused_params = ("projection",)
-    reading_flags = ("form", "texts", "label", "widths", "ignore_identical_ids")
+    reading_flags = ("form", "texts", "label", "widths", "ignore_identical_ids", "precision", "rescore")
 
     def load(self, config: ConfigDict, tokenizer: Tokenizer) -> TaskData:
         """Reads the training sets and the dev set. Raises `UserError` for missing or invalid files."""
@@ -100,10 +98,6 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
     def embedder(self, source: Pretrained, prompt: str | None = None, width: int = 0) -> TextEmbedder:
         """Returns the embedder of a checkpoint, see `PromptedEmbedder`."""
         return PromptedEmbedder(source, prompt, width)
-
-    def embed_search(self, source: Pretrained, search: Search) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the embeddings of queries and the embeddings of documents; shows the progress."""
-        return embed_search(source, search)
 
     def sample_data(self, config: ConfigDict, input_ids: np.ndarray) -> TaskData:
         """Returns examples with the form of `config.data` whose texts are all `input_ids`, see `HasSampleData`."""
@@ -161,7 +155,15 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
             taken.append(f"head.truncate_dim = {width}")
         return taken
 
-    def read_labelled(self, source: Pretrained, path: str, widths: str | None = None, **flags: Any) -> EmbeddedTexts:
+    def read_labelled(
+        self,
+        source: Pretrained,
+        path: str,
+        widths: str | None = None,
+        precision: str | None = None,
+        rescore: int | None = None,
+        **flags: Any,
+    ) -> EmbeddedTexts:
         """Returns a set that the embeddings of a checkpoint are evaluated on.
 
         Without flags, the set has the form of the dev set of the run. If `path` is the only file of the run, from which
@@ -185,6 +187,7 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
         encoding = (prompts_of(settings), tokenizer_of(source), source.max_seq_length)
         texts, encoded = read_evaluated(evaluated, ["test", "dev"], held_out, *encoding)
         split = make_split(texts, encoded, all_widths, source.decided or None, similarity_of(settings))
+        split = with_small_documents(split, precision, rescore)
         lines = [note, *data.describe_set("labelled", texts, encoded, *encoding[1:])]
         return dataclasses.replace(split, note="\n".join(filter(None, lines)))
 

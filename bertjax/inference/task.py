@@ -342,10 +342,6 @@ class HasEmbeddings(abc.ABC):
           UserError: if an embedding has fewer numbers than `width`.
         """
 
-    @abc.abstractmethod
-    def embed_search(self, source: Pretrained, search: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the embeddings `[queries, width]` and `[documents, width]` of an `embedding.retrieval.Search`."""
-
 
 class HasSubmission(abc.ABC):
     """The ability of a task that is part of a benchmark with a server."""

@@ -14,35 +14,36 @@ import io
 import itertools
 import json
 import os
-import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import flax.linen as nn
 import ml_collections
+import msgspec
 import numpy as np
 from etils import epath
 
 from bertjax.common import checksums
 from bertjax.common.errors import UserError
-from bertjax.common.files import parse_json, replacing
+from bertjax.common.files import parse_json, read_json, replacing, write_whole
 from bertjax.common.progress import Bar
+from bertjax.config.limits import FLOAT32, UBINARY
 from bertjax.config.model_config import BertConfig
 from bertjax.data.loading.examples import Examples
 from bertjax.inference import predictor
 from bertjax.inference.heads import Head
 from bertjax.inference.losses import LabelLoss
+from bertjax.inference.quantization import Description, Quantizer
 from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.models.heads import PooledStates
 
 SUFFIXES = (".npz", ".npy", ".parquet")
 NAME, COLUMN = "vectors", "vector"  # the names of the array in an .npz, and of the column of a .parquet
 PORTION_TEXTS, PORTION_CHARACTERS = 1 << 12, 1 << 22  # The limits of a portion.
-ROWS_AT_ONCE = 1 << 14  # rows in memory, while a .parquet is written
+ROWS_AT_ONCE = 1 << 14  # rows in memory, while a .parquet or small embeddings are written
 TEXTS_AT_ONCE = 1 << 14  # texts that are tokenized together
-TEXTS_BETWEEN_LINES = 1 << 9  # texts that are tokenized together if a bar shows the progress
 
 
 class TextEmbedder(abc.ABC):
@@ -69,22 +70,14 @@ class TextEmbedder(abc.ABC):
         """Converts the outputs of the head to embeddings `[texts, width]`; by default returns them unchanged."""
         return embeddings
 
-    def __call__(self, texts: Sequence[str], bar: Bar | None = None) -> tuple[np.ndarray, list[bool]]:
-        """Returns the embeddings `[texts, width]` float32, and whether each text was truncated.
-
-        Args:
-          texts: the texts.
-          bar: a bar that counts the texts.
-        """
+    def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, list[bool]]:
+        """Returns the embeddings `[texts, width]` float32, and whether each text was truncated."""
         embeddings: list[np.ndarray] = []
         cut: list[bool] = []
-        size = TEXTS_BETWEEN_LINES if bar else TEXTS_AT_ONCE
-        for start in range(0, len(texts), size):
-            input_ids, token_types, lost = self.encode(list(texts[start : start + size]))
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            input_ids, token_types, lost = self.encode(list(texts[start : start + TEXTS_AT_ONCE]))
             embeddings.append(self.embed(input_ids, token_types))
             cut += [number > 0 for number in lost]
-            if bar:
-                bar.update(len(lost))
         return np.concatenate(embeddings), cut
 
     def embed(self, input_ids: list[np.ndarray], token_types: list[np.ndarray]) -> np.ndarray:
@@ -97,15 +90,18 @@ class TextEmbedder(abc.ABC):
 
     def identity(self) -> dict[str, str]:
         """Returns the hash of the checkpoint, the dtype and the flags, which determine the embedding of a text."""
-        source, digest = self.source, hashlib.sha256()
-        arrays = {
-            name: checksums.of_numpy(np.asarray(x)) for name, x in checksums.arrays_by_name(source.params).items()
-        }
-        fingerprint = tokenizer_of(source).fingerprint
-        parts = dataclasses.asdict(source.config), source.head, fingerprint, source.max_seq_length
-        for part in (arrays, *parts):
-            digest.update(json.dumps(part, sort_keys=True).encode())
-        return {"checkpoint": digest.hexdigest()[:16], "dtype": source.dtype, **self.flags}
+        return {"checkpoint": checkpoint_hash(self.source), "dtype": self.source.dtype, **self.flags}
+
+
+def checkpoint_hash(source: Pretrained) -> str:
+    """Returns a hash of the parameters, the model, the head and the tokenizer of a checkpoint."""
+    digest = hashlib.sha256()
+    arrays = {name: checksums.of_numpy(np.asarray(x)) for name, x in checksums.arrays_by_name(source.params).items()}
+    fingerprint = tokenizer_of(source).fingerprint
+    parts = dataclasses.asdict(source.config), source.head, fingerprint, source.max_seq_length
+    for part in (arrays, *parts):
+        digest.update(json.dumps(part, sort_keys=True).encode())
+    return digest.hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +183,8 @@ def write_embeddings(
     ids: Callable[[], Iterable[str]] | None = None,
     id_name: str = "id",
     size: int = 0,
+    precision: str = FLOAT32,
+    ranges: np.ndarray | None = None,
 ) -> WrittenEmbeddings:
     """Writes the embeddings of texts to a file, and resumes an interrupted computation.
 
@@ -197,6 +195,9 @@ def write_embeddings(
       ids: a function that returns an id for each text, for a column of a .parquet; None for no column.
       id_name: the name of the column.
       size: the number of bytes of the texts, for the bar that shows the progress; 0 if unknown.
+      precision: float32, int8 or ubinary, see `Quantizer`. The file names another precision than float32: an .npz in
+        the array `description`, a .parquet in its metadata, and an .npy in a .json beside it.
+      ranges: for int8, see `Quantizer.calibrated`.
 
     Raises:
       UserError: if the unfinished file was written with other flags or texts, if another process writes the unfinished
@@ -206,9 +207,10 @@ def write_embeddings(
     if "://" in str(path):  # Object stores cannot append to a file.
         with tempfile.TemporaryDirectory() as folder:
             local = epath.Path(folder) / path.name
-            written = write_embeddings(local, embedder, texts, ids, id_name, size)
-            with replacing(path) as whole:
-                local.copy(whole)
+            written = write_embeddings(local, embedder, texts, ids, id_name, size, precision, ranges)
+            for name in os.listdir(folder):
+                with replacing(path.with_name(name)) as whole:
+                    epath.Path(folder, name).copy(whole)
         return written
     path.parent.mkdir(parents=True, exist_ok=True)
     partial, journal = (path.with_name(f"{path.name}.partial{suffix}") for suffix in ("", ".jsonl"))
@@ -220,17 +222,61 @@ def write_embeddings(
         _write_header(file, written.shape)
         file.flush()
         os.fsync(file.fileno())
-        if path.suffix == ".npy":
+        rows = np.load(partial, mmap_mode="r") if written.shape[0] else np.zeros(written.shape, np.float32)
+        try:
+            quantizer = None if precision == FLOAT32 else Quantizer.calibrated(precision, rows, ranges)
+        except UserError:  # One text would otherwise block the next command.
+            partial.unlink()
+            journal.unlink()
+            raise
+        output = OutputRows(rows, quantizer)
+        if path.suffix == ".npy" and quantizer is None:
             partial.replace(path)
         else:
             with replacing(path) as whole:
-                if path.suffix == ".npz":
-                    _write_npz(whole, file)
+                if path.suffix == ".parquet":
+                    _write_parquet(whole, output, ids, id_name)
                 else:
-                    _write_parquet(whole, partial, ids, id_name)
+                    (_write_npz if path.suffix == ".npz" else _write_npy)(whole, output)
             partial.unlink()
+        if path.suffix == ".npy":
+            _write_sidecar(path, quantizer)
         journal.unlink()
-    return written
+    return written._replace(shape=output.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputRows:
+    """The rows of the array that is written.
+
+    Attributes:
+      embeddings: the embeddings `[texts, width]` float32.
+      quantizer: converts the embeddings; None keeps float32.
+    """
+
+    embeddings: np.ndarray
+    quantizer: Quantizer | None
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the written numbers."""
+        return np.dtype("<f4") if self.quantizer is None else self.quantizer.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of the written array."""
+        rows, width = self.embeddings.shape
+        return rows, -(-width // 8) if self.quantizer and self.quantizer.precision == UBINARY else width
+
+    def description(self) -> bytes:
+        """Returns the description of the small embeddings as JSON; b"" for float32."""
+        return b"" if self.quantizer is None else msgspec.json.encode(self.quantizer.describe())
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yields the rows in blocks of `ROWS_AT_ONCE`."""
+        for first in range(0, len(self.embeddings), ROWS_AT_ONCE):
+            block = np.asarray(self.embeddings[first : first + ROWS_AT_ONCE])
+            yield block if self.quantizer is None else self.quantizer(block)
 
 
 def _lock(file: BinaryIO, path: epath.Path) -> None:
@@ -328,9 +374,9 @@ def _complete_steps(file: BinaryIO, steps: list[JournalLine]) -> tuple[int, list
     return (width, steps) if steps else (0, [])
 
 
-def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
+def _write_header(file: IO[bytes], shape: tuple[int, int], dtype: str = "<f4") -> None:
     """Writes the header of a .npy. The size of the header does not depend on the number of rows."""
-    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
 
 
 @functools.cache
@@ -341,35 +387,58 @@ def _start(width: int) -> int:
     return header.tell()
 
 
-def _write_npz(path: epath.Path, file: BinaryIO) -> None:
-    file.seek(0)
-    with zipfile.ZipFile(path, "w") as archive, archive.open(f"{NAME}.npy", "w", force_zip64=True) as member:
-        shutil.copyfileobj(file, member, 1 << 20)
+def _write_rows(file: IO[bytes], output: OutputRows) -> None:
+    _write_header(file, output.shape, output.dtype.str)
+    for block in output.blocks():
+        file.write(np.ascontiguousarray(block, output.dtype).data)
 
 
-def _write_parquet(
-    path: epath.Path, partial: epath.Path, ids: Callable[[], Iterable[str]] | None, id_name: str
-) -> None:
+def _write_npy(path: epath.Path, output: OutputRows) -> None:
+    with path.open("wb") as file:
+        _write_rows(file, output)
+
+
+def _write_sidecar(path: epath.Path, quantizer: Quantizer | None) -> None:
+    """Writes the .json beside an .npy of small embeddings, or deletes the .json of an earlier file."""
+    sidecar = path.with_name(f"{path.name}.json")
+    if quantizer is not None:
+        write_whole(sidecar, msgspec.json.encode(quantizer.describe()) + b"\n")
+    elif sidecar.is_file():
+        with contextlib.suppress(UserError):  # A file with another content stays.
+            read_json(sidecar, Description)
+            sidecar.unlink()
+
+
+def _write_npz(path: epath.Path, output: OutputRows) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        with archive.open(f"{NAME}.npy", "w", force_zip64=True) as member:
+            _write_rows(member, output)
+        if output.quantizer is not None:
+            with archive.open("description.npy", "w") as member:
+                np.lib.format.write_array(member, np.array(output.description().decode()), allow_pickle=False)
+
+
+def _write_parquet(path: epath.Path, output: OutputRows, ids: Callable[[], Iterable[str]] | None, id_name: str) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    rows = np.load(partial, mmap_mode="r")
+    rows, width = output.shape
     fields = [(id_name, pyarrow.string())] * (ids is not None)
-    schema = pyarrow.schema([*fields, (COLUMN, pyarrow.list_(pyarrow.float32(), rows.shape[1]))])
+    number_type = pyarrow.from_numpy_dtype(output.dtype)
+    metadata = {"description": output.description()} if output.quantizer else None
+    schema = pyarrow.schema([*fields, (COLUMN, pyarrow.list_(number_type, width))], metadata)
     remaining, count = iter(ids() if ids is not None else ()), 0
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-        for first in range(0, len(rows), ROWS_AT_ONCE):
-            embeddings = np.asarray(rows[first : first + ROWS_AT_ONCE])
-            flat = pyarrow.array(embeddings.reshape(-1))
-            columns = [pyarrow.FixedSizeListArray.from_arrays(flat, rows.shape[1])]
+        for block in output.blocks():
+            columns = [pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(block.reshape(-1)), width)]
             if ids is not None:
-                names = list(itertools.islice(remaining, len(embeddings)))
+                names = list(itertools.islice(remaining, len(block)))
                 count += len(names)
                 columns.insert(0, pyarrow.array(names, pyarrow.string()))
-            if len(columns[0]) != len(embeddings):
+            if len(columns[0]) != len(block):
                 break
             writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
-    if ids is not None and (count != len(rows) or next(remaining, None) is not None):
+    if ids is not None and (count != rows or next(remaining, None) is not None):
         raise UserError(
             "--input: the file changed during the computation; stop the program that changes it, and try again"
         )

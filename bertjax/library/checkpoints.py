@@ -7,17 +7,18 @@ from absl import logging
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import require_new_folder, write_whole
-from bertjax.config.limits import FORMATS
+from bertjax.config.limits import FLOAT32, FORMATS
 from bertjax.data.corpus.text_input import TextInput
-from bertjax.embedding.hard_negatives import MinedFile, make_choice, mine_files
+from bertjax.embedding.hard_negatives import MinedFile, check_output, check_reranker, make_choice, mine_files
 from bertjax.inference.embedders import check_settings
 from bertjax.inference.extraction import Extracted, write_extracted
+from bertjax.inference.quantization import check_precision
 from bertjax.inference.text_embedding import SUFFIXES
 from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained
 from bertjax.library.arguments import check_number, plain_texts, require_path
 from bertjax.library.types import Path, Texts
-from bertjax.reranking.ranking import is_reranker
+from bertjax.reranking.ranking import Ranker, is_reranker
 from bertjax.reranking.run_files import RerankedFile, read_candidates, rerank_run
 from bertjax.reranking.task import TASK as RERANK
 from bertjax.training.scores import Scores
@@ -39,7 +40,7 @@ def evaluate(
     data: Path,
     dtype: str | None = None,
     on_note: Callable[[str], None] = lambda note: None,
-    **description: str | bool | None,
+    **description: str | bool | int | None,
 ) -> Scores:
     """Scores a checkpoint on a labelled file, without training.
 
@@ -48,7 +49,8 @@ def evaluate(
       data: a file of the same kind as the dev set of the run; for embeddings also a folder, such as a folder of BEIR.
       dtype: the type to compute in, as for `load`.
       on_note: a function such as `print`, which is called with lines about the examples before the scores are computed.
-      **description: for embeddings, values of the flags form, texts, label, widths and ignore_identical_ids of
+      **description: for embeddings, values of the flags form, texts, label, widths, ignore_identical_ids,
+        precision and rescore of
         `bertjax evaluate`, which describe the data.
 
     Returns:
@@ -80,6 +82,8 @@ def extract(
     pool: str = "",
     layers: str = "",
     dtype: str | None = None,
+    precision: str = FLOAT32,
+    calibration: Path | None = None,
 ) -> Extracted:
     """Writes one embedding per text, or the hidden states of all tokens, to a file.
 
@@ -98,6 +102,10 @@ def extract(
       layers: the layers whose hidden states are written or pooled, such as "last". "" with `pool`: the last layer. ""
         without `pool`: the concatenation of the last four layers, or the last layer of a model with fewer layers.
       dtype: the type to compute in, as for `load`.
+      precision: the type of the written embeddings: float32, int8, or ubinary with one bit per dimension, as in
+        `quantize_embeddings` of sentence-transformers.
+      calibration: for int8, an .npy of float embeddings, or the .json of an .npy of int8 embeddings, which determines
+        the range of each dimension; None for the ranges of the embeddings.
 
     Returns:
       The shape of the array, and the number of truncated texts.
@@ -109,9 +117,12 @@ def extract(
     if not output.endswith(SUFFIXES):
         raise UserError(f"--output={output}: must end in one of {', '.join(SUFFIXES)}")
     check_settings(prompt, width, pool, layers)
+    ranges_file = "" if calibration is None else require_path("calibration", calibration)
+    check_precision(precision, ranges_file)
     text_input = texts if isinstance(texts, TextInput) else TextInput(plain_texts(texts))
     text_input.check(checkpoint)
-    return write_extracted(read_checkpoint(checkpoint, dtype), text_input, output, prompt, width, pool, layers)
+    source = read_checkpoint(checkpoint, dtype)
+    return write_extracted(source, text_input, output, prompt, width, pool, layers, precision, ranges_file)
 
 
 def mine(
@@ -130,11 +141,13 @@ def mine(
     max_score: float = np.inf,
     seed: int | None = None,
     dtype: str | None = None,
+    reranker: Path | None = None,
+    scores: bool = False,
 ) -> MinedFile:
     """Mines hard negatives with the embeddings of a checkpoint, and writes them to a table.
 
     For each query, finds the nearest documents that are not relevant to the query. The table has the columns anchor,
-    positive, negative_1, ..., which the experiment `embed` trains on.
+    positive, negative_1, ..., which the experiment `embed` trains on. The same call resumes after an interruption.
 
     Args:
       checkpoint: the checkpoint, as for `load`.
@@ -152,6 +165,10 @@ def mine(
       max_score: the maximum cosine of a negative.
       seed: the seed of a random choice among the documents with these ranks; None takes the nearest documents.
       dtype: the type to compute in, as for `load`.
+      reranker: a checkpoint that computes one score for a pair of texts. `margin`, `min_score` and `max_score` then
+        compare its scores, and the documents with its highest scores are the nearest documents.
+      scores: whether to write the columns score_positive, score_negative_1, ...: the scores of the reranker if there is
+        one, otherwise the cosines.
 
     Returns:
       The number of queries, the number of queries with enough negatives, and lines with the numbers of dropped
@@ -163,7 +180,13 @@ def mine(
     choice = make_choice(negatives, first, last, margin, min_score, max_score, seed)
     corpus_path = None if corpus is None else require_path("corpus", corpus)
     paths = (require_path("checkpoint", checkpoint), require_path("data", data), require_path("output", output))
-    return mine_files(*paths, choice, corpus_path, form, texts, dtype)
+    check_output(paths[2])
+    scorer = None
+    if reranker is not None:
+        reranker = require_path("reranker", reranker)
+        check_reranker(reranker, choice, scores)
+        scorer = Ranker(read_checkpoint(reranker, dtype))
+    return mine_files(*paths, choice, corpus_path, form, texts, dtype, scorer, scores)
 
 
 def rerank(

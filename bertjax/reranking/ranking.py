@@ -8,6 +8,7 @@ import numpy as np
 from bertjax.common.errors import UserError
 from bertjax.finetuning.classification import logits_of
 from bertjax.finetuning.labels import label_type_of
+from bertjax.inference.text_embedding import checkpoint_hash
 from bertjax.interop.pretrained import Pretrained
 
 ARCHITECTURE = "BertForSequenceClassification"
@@ -60,6 +61,10 @@ class Ranker:
             return np.zeros(0, np.float32)
         logits, _ = logits_of(self._source, self._label_type.head, pairs)
         return np.stack(logits)[:, 0].astype(np.float32)
+
+    def identity(self) -> str:
+        """Returns the hash of the checkpoint, the dtype and the activation, which determine the scores."""
+        return f"{checkpoint_hash(self._source)} {self._source.dtype} {self._label_type}"
 
     def rank(self, query: str, documents: Sequence[str], top_k: int | None = None) -> list[Ranked]:
         """Returns the documents in descending order of their scores. Documents with equal scores keep their order.

@@ -108,11 +108,11 @@ def test_an_interrupted_index_is_completed_without_the_corpus(model, tmp_path, m
     expected = SearchIndex.build(model, TEXTS)  # in a temporary folder
     calls, embeddings = [], text_embedding.TextEmbedder.__call__
 
-    def stopping(self, texts, bar=None):
+    def stopping(self, texts):
         calls.append(len(texts))
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return embeddings(self, texts, bar)
+        return embeddings(self, texts)
 
     monkeypatch.setattr(text_embedding.TextEmbedder, "__call__", stopping)
     with pytest.raises(KeyboardInterrupt):
@@ -219,7 +219,8 @@ def test_documents_have_the_ids_of_a_table_or_the_numbers_of_lines(tmp_path):
     columns = {"more": [1, 2], "_id": ["7", "x"], "text": ["They sail.", "Bread."], "title": ["Ships", None]}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     assert read("a.parquet") == expected
-    assert retrieval.read_corpus_texts(tmp_path / "a.parquet") == ["Ships They sail.", "Bread."]
+    texts = [text for text, _ in retrieval.documents_of(tmp_path / "a.parquet")]
+    assert texts == ["Ships They sail.", "Bread."]
     pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), tmp_path / "b.parquet")
     pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), tmp_path / "c.parquet")
     (tmp_path / "d.parquet").write_text("text\nno Parquet\n")

@@ -4,24 +4,31 @@ import dataclasses
 import json
 import random
 import re
+import shutil
 
+import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from bertjax.common.errors import UserError
 from bertjax.config.experiments import load
 from bertjax.data.loading.examples import Examples
-from bertjax.embedding import datasets, evaluators, mining, neighbors, retrieval
+from bertjax.embedding import datasets, evaluators, mining, neighbors, retrieval, stored_texts
 from bertjax.embedding import task as embed
 from bertjax.embedding.head import PromptedEmbedder
 from bertjax.embedding.mining import Choice
+from bertjax.embedding.stored_texts import StoredTexts
 from bertjax.finetuning import metrics
 from bertjax.finetuning import run as finetuning_run
 from bertjax.interop import pretrained
 from bertjax.launch.validate import validate
+from bertjax.library import checkpoints as library
+from bertjax.reranking.ranking import Ranker
 from tests.conftest import TOPICS
 from tests.finetuning.test_classify import write_table
 from tests.finetuning.test_finetuning import run
+from tests.interop.test_golden import edit
 from tests.processes import ROOT
 from tests.processes import run as command
 
@@ -149,9 +156,21 @@ def test_mining_warns_of_probable_mistakes(search, vectors, tmp_path):
 
 def test_merged_retrieval_sets_have_no_duplicate_texts():
     twice = retrieval.Search(["a", "a", "b"], ["x", "y", "x", "z"], [{0: 1.0}, {1: 2.0}, {2: 1.0}])
-    merged = retrieval.with_documents(twice, ["z", "more", "more", "y"])
+    merged = retrieval.without_duplicates(twice)
     assert set(merged.texts) == {("a", "x"), ("a", "y"), ("b", "x")} and len(merged.texts) == 3
-    assert sorted(merged.documents) == ["more", "x", "y", "z"] and list(merged.queries) == ["a", "b"]
+    assert sorted(merged.documents) == ["x", "y", "z"] and list(merged.queries) == ["a", "b"]
+
+
+def test_a_corpus_on_the_disk_has_no_duplicate_texts(tmp_path, monkeypatch):
+    monkeypatch.setattr(stored_texts, "BATCH", 3)
+    first, more = ["z", "é"], ["one", "z", "two", "one", "", "é", "three", "two", "four", "one", "five"]
+    texts = StoredTexts.write(tmp_path / "texts.arrow", first, more)
+    expected = list(dict.fromkeys([*first, *more]))
+    assert list(texts) == expected == [texts[number] for number in range(len(texts))] and len(texts) == 8
+    assert texts[-1] == "five" and texts[1:3] == ["é", "one"]
+    with pytest.raises(IndexError):
+        texts[8]
+    assert list(StoredTexts.write(tmp_path / "texts.arrow", first, [])) == first
 
 
 # Exact nearest neighbours in blocks.
@@ -173,6 +192,21 @@ def test_nearest_neighbours_equal_a_full_comparison_with_stable_ties(k, small_bl
     nearest = neighbors.nearest(queries, documents, k)
     assert (nearest.numbers == order).all()
     np.testing.assert_array_equal(nearest.cosines, np.take_along_axis(cosines, order, 1))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_neighbours_do_not_depend_on_the_number_of_devices_or_on_the_memory(count, small_blocks, monkeypatch, tmp_path):
+    rng = np.random.default_rng(0)
+    queries, documents = (rng.choice([-1.0, 1.0], (rows, 16)).astype(np.float32) for rows in (301, 1517))
+    devices = jax.local_devices()
+    assert len(devices) > count
+    everywhere = neighbors.nearest(queries, documents, 250)
+    np.save(tmp_path / "documents.npy", documents)
+    mapped = np.load(tmp_path / "documents.npy", mmap_mode="r")
+    monkeypatch.setattr(jax, "local_devices", lambda: devices[:count])
+    for nearest in (neighbors.nearest(queries, documents, 250), neighbors.nearest(queries, mapped, 250)):
+        for expected, actual in zip(everywhere, nearest, strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
 
 # The layout of BEIR.
@@ -227,7 +261,9 @@ def test_a_query_does_not_retrieve_its_own_document(tmp_path):
         scores[ignore] = evaluators.make_split(retrieval_set, encoded).score(vectors)["recall@1"]
         assert "; 1 of 2 queries have the id of a document" in retrieval_set.describe("dev")
     assert scores == {False: 0.5, True: 1.0}
-    mined = mining.mine_negatives(retrieval.with_documents(retrieval_set), vectors[:2], vectors[[2, 3, 4]], Choice(2))
+    mined = mining.mine_negatives(
+        retrieval.without_duplicates(retrieval_set), vectors[:2], vectors[[2, 3, 4]], Choice(2)
+    )
     assert [query for query, _ in mined.rows] == [1]  # the first query has one document left
     with pytest.raises(UserError, match=r"^--ignore_identical_ids=True: is for form=search"):
         datasets.FlagSource("", "x", **datasets.PAIRS, ignore_identical_ids=True).validate()
@@ -260,12 +296,12 @@ def test_missing_and_duplicate_files_of_a_folder_are_named(tmp_path):
 
 def test_documents_are_lines_or_rows(tmp_path):
     (tmp_path / "some.txt").write_text("one\n\n two \n")
-    assert retrieval.read_corpus_texts(tmp_path / "some.txt") == ["one", "two"]
+    assert [text for text, _ in retrieval.documents_of(tmp_path / "some.txt")] == ["one", "two"]
     write_beir(tmp_path, CORPUS, ASKED)
-    assert retrieval.read_corpus_texts(tmp_path / "corpus.jsonl")[0] == "Ships They sail."
+    assert next(retrieval.documents_of(tmp_path / "corpus.jsonl")).text == "Ships They sail."
     (tmp_path / "none.txt").write_text("\n")
     with pytest.raises(UserError, match=r"none.txt: has no text"):
-        retrieval.read_corpus_texts(tmp_path / "none.txt")
+        next(retrieval.documents_of(tmp_path / "none.txt"))
 
 
 # A run.
@@ -351,6 +387,17 @@ def test_retrieval_is_evaluated_with_both_prompts(trained, tmp_path):
     assert scores["recall@1"] == pytest.approx(np.sum(hits, 0)[0] / 24)
 
 
+def test_a_checkpoint_is_evaluated_with_small_documents(trained):
+    folder, workdir = trained
+    options = dict(form="search", widths="")
+    scores = library.evaluate(workdir, f"{folder}/beir", "float32", **options).scores
+    small = library.evaluate(workdir, f"{folder}/beir", "float32", **options, precision="int8", rescore=10).scores
+    assert {name: small.pop(name) for name in scores} == pytest.approx(scores)
+    assert small == pytest.approx({f"{name}_int8": score for name, score in scores.items()}, abs=0.1)
+    with pytest.raises(UserError, match=r"^--precision=ubinary: is for queries and documents, such as form=search"):
+        library.evaluate(workdir, f"{folder}/dev.csv", precision="ubinary")
+
+
 def test_mined_negatives_are_used_in_training(trained, checkpoint, tmp_path):
     folder, workdir = trained
     (tmp_path / "more.txt").write_text("the whale\nthe soup\n")
@@ -376,6 +423,78 @@ def test_mined_negatives_are_used_in_training(trained, checkpoint, tmp_path):
     assert "12 dev queries for 40 documents: 52 texts" in dataset.notes
 
 
+@pytest.fixture
+def reranker(checkpoint, tmp_path):
+    """The folder of a random classifier of transformers with one label."""
+    folder = tmp_path / "reranker"
+    shutil.copytree(checkpoint, folder)
+    edit(folder / "config.json", architectures=["BertForSequenceClassification"], id2label={"0": "LABEL_0"})
+    weights = safetensors.numpy.load_file(folder / "model.safetensors")
+    more = {"classifier.weight": np.ones((1, 32), np.float32), "classifier.bias": np.zeros(1, np.float32)}
+    safetensors.numpy.save_file(weights | more, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_a_reranker_filters_and_scores_negatives(trained, reranker, tmp_path):
+    folder, workdir = trained
+    arguments = (
+        f"--checkpoint={workdir}",
+        f"--data={folder}/beir",
+        "--form=search",
+        "--output=mined.jsonl",
+        "--last=8",
+    )
+    result = command("mine", *arguments, f"--reranker={reranker}", "--margin=0", "--scores", cwd=tmp_path)
+    assert "mean reranker's scores: " in result.stdout, result.stderr
+    rows = [json.loads(line) for line in (tmp_path / "mined.jsonl").read_text().splitlines()]
+    pairs = [(row["anchor"], row[name]) for row in rows for name in ("positive", "negative_1")]
+    scores = Ranker(pretrained.read_with_tokenizer(str(reranker))).scores(pairs).reshape(-1, 2)
+    stored = [(row["score_positive"], row["score_negative_1"]) for row in rows]
+    np.testing.assert_allclose(stored, scores, atol=1e-2)
+    assert all(negative <= positive for positive, negative in stored)
+    assert not (tmp_path / "mined.jsonl.work").exists()
+    refused = command("mine", *arguments, f"--reranker={workdir}", "--margin=0", cwd=tmp_path)
+    assert refused.returncode == 1 and refused.stderr.endswith(
+        "must compute one score for a pair of texts: choose the "
+        "workdir of a run of rerank, a CrossEncoder, or a classifier with one label\n"
+    )
+
+
+def test_an_interrupted_mine_resumes_with_equal_bytes(trained, tmp_path, monkeypatch, capsys):
+    folder, workdir = trained
+    arguments = (str(workdir), f"{folder}/beir")
+    options = dict(form="search", negatives=2, scores=True)
+    library.mine(*arguments, tmp_path / "whole.csv", **options)
+    header = (tmp_path / "whole.csv").read_text().partition("\n")[0]
+    assert header == "anchor,positive,negative_1,negative_2,score_positive,score_negative_1,score_negative_2"
+    computed, stops = [], ["documents", "nearest", "write"]
+    compute, nearest, write = PromptedEmbedder.__call__, mining.nearest_of_block, mining.write_negatives
+
+    def counted(name, function):
+        def call(*inputs):
+            computed.append(name)
+            if stops and name == stops[0]:
+                raise KeyboardInterrupt(stops.pop(0))
+            return function(*inputs)
+
+        return call
+
+    names = {"ask : ": "queries", "tell : ": "documents"}
+    monkeypatch.setattr(
+        PromptedEmbedder, "__call__", lambda self, texts: counted(names[self.flags["prompt"]], compute)(self, texts)
+    )
+    monkeypatch.setattr(mining, "nearest_of_block", counted("nearest", nearest))
+    monkeypatch.setattr(mining, "write_negatives", counted("write", write))
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            library.mine(*arguments, tmp_path / "mined.csv", **options)
+        assert f"the same command resumes from {tmp_path}/mined.csv.work\n" in capsys.readouterr().err
+    library.mine(*arguments, tmp_path / "mined.csv", **options)
+    assert computed == ["queries", "documents", "documents", "nearest", "nearest", "write", "write"]
+    assert (tmp_path / "mined.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mined.csv", "whole.csv"]
+
+
 @pytest.mark.parametrize("arguments, message", [
     (["--negatives=9", "--first=4", "--last=11"],
      "--negatives=9: must be at most 8, the ranks from 4 to 11; raise --last"),
@@ -384,6 +503,9 @@ def test_mined_negatives_are_used_in_training(trained, checkpoint, tmp_path):
     (["--min_score=0.5", "--max_score=0.4"], "--min_score=0.5: must not be above --max_score=0.4"),
     (["--output=mined.txt"], "--output=mined.txt: must end in one of .csv, .tsv, .jsonl"),
     (["--data=nowhere"], "--data=nowhere: no such file or folder; correct the path"),
+    (["--reranker=cross"],
+     "--reranker=cross: no limit compares its scores; add --margin, --max_score or --min_score, or write the scores "
+     "with --scores"),
 ])  # fmt: skip
 def test_invalid_mining_is_refused_in_one_line(arguments, message, tmp_path):
     required = ("--checkpoint=run", "--data=dev.csv", "--output=mined.csv")

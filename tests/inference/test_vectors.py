@@ -1,6 +1,7 @@
 """`extract` with embeddings: every format, chunks, and resuming after an interruption."""
 
 import dataclasses
+import json
 import os
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.inference import text_embedding
 from bertjax.inference.hidden_states import compute_hidden_states
+from bertjax.inference.quantization import Quantizer, read_ranges
 from bertjax.inference.text_embedding import PooledStatesEmbedder
 from bertjax.interop import conversion, pretrained
 from bertjax.models.bert.model import BertModel
@@ -82,6 +84,79 @@ def test_all_formats_store_equal_vectors(make, suffix, tmp_path):
     stored = contents(path)
     assert stored.dtype == np.float32 and list(path.parent.iterdir()) == [path]
     np.testing.assert_allclose(stored, make(TEXTS)[0], atol=1e-5)
+
+
+def small_contents(path):
+    """Returns the small vectors of a file, and their description."""
+    if path.suffix == ".parquet":
+        table = pyarrow.parquet.read_table(path)
+        dtype = table.schema.field("vector").type.value_type.to_pandas_dtype()
+        return np.array(table["vector"].to_pylist(), dtype), json.loads(table.schema.metadata[b"description"])
+    if path.suffix == ".npz":
+        archive = np.load(path)
+        return archive["vectors"], json.loads(str(archive["description"]))
+    return np.load(path), json.loads((path.parent / f"{path.name}.json").read_text())
+
+
+@pytest.mark.parametrize("suffix", text_embedding.SUFFIXES)
+@pytest.mark.parametrize("precision", ["int8", "ubinary"])
+def test_small_vectors_are_written_with_their_description(make, precision, suffix, tmp_path, monkeypatch):
+    monkeypatch.setattr(text_embedding, "ROWS_AT_ONCE", 7)
+    path = tmp_path / f"v{suffix}"
+    text_embedding.write_embeddings(tmp_path / "full.npy", make, TEXTS)
+    full = np.load(tmp_path / "full.npy")
+    shape, _ = text_embedding.write_embeddings(path, make, TEXTS, precision=precision)
+    small, description = small_contents(path)
+    quantizer = Quantizer.calibrated(precision, full)
+    assert small.dtype == quantizer.dtype and small.shape == shape == (40, 32 if precision == "int8" else 4)
+    np.testing.assert_array_equal(small, quantizer(full))
+    ranges = [full.min(0).tolist(), full.max(0).tolist()] if precision == "int8" else None
+    assert description == {"precision": precision, "width": 32, "ranges": ranges}
+    if ranges:  # The .json is a calibration of further texts.
+        (tmp_path / "ranges.json").write_text(json.dumps(description))
+        text_embedding.write_embeddings(
+            path, make, TEXTS[:2], precision="int8", ranges=read_ranges(f"{tmp_path}/ranges.json")
+        )
+        np.testing.assert_array_equal(small_contents(path)[0], small[:2])
+    text_embedding.write_embeddings(path, make, TEXTS)
+    np.testing.assert_array_equal(contents(path), full)
+    assert not (tmp_path / "v.npy.json").exists()
+    (tmp_path / "full.npy.json").write_text('{"notes": "of the user"}')
+    text_embedding.write_embeddings(tmp_path / "full.npy", make, TEXTS)
+    assert (tmp_path / "full.npy.json").exists()
+
+
+def test_an_interrupted_extraction_resumes_with_another_precision(make, tmp_path, monkeypatch):
+    whole, path = tmp_path / "whole.npy", tmp_path / "v.npy"
+    text_embedding.write_embeddings(whole, make, TEXTS, precision="int8")
+    interrupted(path, make, 19)
+    sizes = portions_of(make, monkeypatch)
+    text_embedding.write_embeddings(path, make, TEXTS, precision="int8")
+    assert sum(sizes) == 24 and path.read_bytes() == whole.read_bytes()
+    assert {file.name for file in tmp_path.iterdir()} == {"v.npy", "v.npy.json", "whole.npy", "whole.npy.json"}
+
+
+def test_one_text_determines_no_ranges(make, tmp_path):
+    message = r"^--precision=int8: 1 text determines no ranges, expected at least 2; add texts, or --calibration=FILE$"
+    with pytest.raises(UserError, match=message):
+        text_embedding.write_embeddings(tmp_path / "v.npy", make, ["a"], precision="int8")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name, content, message", [
+    ("c.npy", b"", r"cannot be read \(.*\), expected an .npy of float embeddings, or the .json of int8 embeddings;"),
+    ("c.npy", np.zeros((4, 3), np.int8), "expected an .npy of float embeddings, or the .json of int8 embeddings;"),
+    ("c.npy", np.zeros((1, 3), np.float32), "has 1 embeddings, expected at least 2; name a larger file"),
+    ("c.json", b'{"precision": "ubinary", "width": 3, "ranges": null}', "has no ranges, expected an .npy of float"),
+])  # fmt: skip
+def test_wrong_calibrations_are_named(name, content, message, tmp_path):
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.save(path, content)
+    with pytest.raises(UserError, match=rf"^--calibration={path}: {message}"):
+        read_ranges(path)
 
 
 def test_ids_are_written_with_the_vectors(make, tmp_path, monkeypatch):
@@ -221,6 +296,9 @@ def test_a_run_of_an_unregistered_task_has_hidden_states(checkpoint, tmp_path):
 @pytest.mark.parametrize("arguments, message", [
     (["--output=v.npy", "a"], "--output=v.npy: hidden states of tokens are written to an .npz;"),
     (["--output=v.npy", "--pool=mean", "--width=3", "a"], "width = 3: is for embeddings, and this checkpoint"),
+    (["--output=v.npz", "--precision=int8", "a"], "--precision=int8: is for one embedding per text, not for"),
+    (["--output=v.npy", "--pool=mean", "--calibration=c.npy", "a"], "--calibration=c.npy: is for --precision=int8;"),
+    (["--output=v.npy", "--precision=int8", "--calibration=c.npy", "a"], "--calibration=c.npy: no such file; correct"),
     (["--output=v.npy", "--pool=mean", "--id=x", "a"], "--id=x: is for a table; give --input=FILE that ends in"),
     (["--output=v.npy", "--pool=mean", "--id=x", "--input=t.csv"], "--id=x: only a .parquet has columns"),
     (["--output=v.npy", "--pool=mean", "--input=t.csv"], "t.csv:2: no column 'text'; set --texts to one of a, b"),
