@@ -35,9 +35,14 @@ def get_config():
     config.head = ml_collections.ConfigDict(dict(pooling="mean", dense=0, dense_act="none", normalize=True))
     config.loss = ml_collections.ConfigDict(
         dict(
-            temperature=0.05,  # divides cosines
+            # The losses of the forms, separated by commas. pairs, sentences, squad, search: infonce | triplet (pairs
+            # with negatives). scored: cosent | angle. labelled: contrastive | online_contrastive. Empty: the first.
+            name="",
+            temperature=0.05,  # divides cosines, in infonce, cosent and angle
             symmetric=False,  # for pairs: also scores each document against all queries of the batch
             margin=0.5,  # for labelled pairs: the minimum 1 - cosine of unrelated texts
+            distance_metric="cosine",  # of triplet: cosine (1 - cosine) | euclidean | manhattan
+            triplet_margin=0.5,  # of triplet: the minimum difference of the distances of a negative and the positive
             widths="",  # Matryoshka dimensions, such as 256,64
         )
     )

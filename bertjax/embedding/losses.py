@@ -8,19 +8,64 @@ A loss therefore runs with the axis `mesh.GROUPS`, and gathers the rows of other
 import dataclasses
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
+from bertjax.common.errors import UserError
+from bertjax.config.lists import split_at_commas
 from bertjax.distributed.mesh import GROUPS
 from bertjax.inference.losses import LabelLoss
 from bertjax.models.heads import l2_normalize
 
 LOWEST = -1e9  # a logit without probability, whose gradient is a number
+# The names of the losses by the type of the values of a form, see `Form.value_type`. The first name is the default.
+NAMES: Mapping[type | None, tuple[str, ...]] = {
+    None: ("infonce", "triplet"),
+    np.float32: ("cosent", "angle"),
+    np.int32: ("contrastive", "online_contrastive"),
+}
 Tree = TypeVar("Tree")
+
+
+@dataclasses.dataclass(frozen=True)
+class LossSettings:
+    """The fields of `config.loss`. Configs of older versions lack the fields with defaults.
+
+    Attributes:
+      temperature: divides the similarities of InfoNCE, CoSENT and AnglE.
+      symmetric: see `InBatchNegatives`.
+      margin: see `Contrastive`.
+      widths: the widths of `Matryoshka`, such as "256,64".
+      name: the names of losses, separated by commas; "" for the default loss of each form.
+      distance_metric: see `Triplet`.
+      triplet_margin: see `Triplet`.
+    """
+
+    temperature: float
+    symmetric: bool
+    margin: float
+    widths: str
+    name: str = ""
+    distance_metric: str = "cosine"
+    triplet_margin: float = 0.5
+
+    @property
+    def names(self) -> dict[type | None, str]:
+        """The name of the loss for each type of values. Raises `UserError` for unknown and for conflicting names."""
+        chosen = list(filter(None, map(str.strip, split_at_commas(self.name))))
+        known = [name for names in NAMES.values() for name in names]
+        field = f"config.loss.name = {self.name!r}: "
+        if unknown := [name for name in chosen if name not in known]:
+            raise UserError(f"{field}unknown loss {unknown[0]!r}; choose from {', '.join(known)}")
+        for names in NAMES.values():
+            if len(same := [name for name in chosen if name in names]) > 1:
+                raise UserError(f"{field}{' and '.join(same)} train on the same form of examples; name one of them")
+        return {kind: next((name for name in chosen if name in names), names[0]) for kind, names in NAMES.items()}
 
 
 class FlatBatch(NamedTuple):
@@ -116,7 +161,7 @@ class Ranking:
     def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
         """Returns the loss, and the share of correct comparisons, for each example; `logits` are embeddings."""
         local, shape = _local_examples(logits, batch), batch["weights"].shape
-        cosines = _cosines(local.embeddings)[:, 0] / self.temperature
+        cosines = self.similarities(local.embeddings) / self.temperature
         all_cosines, scores, is_there = _gather((cosines, local.labels, local.is_there))
         counts = (local.labels[:, None] < scores) & local.is_there[:, None] & is_there
         differences = jnp.where(counts, cosines[:, None] - all_cosines, LOWEST)
@@ -124,6 +169,26 @@ class Ranking:
         loss = jax.nn.logsumexp(jnp.append(sums, 0.0))
         right, compared = (jax.lax.psum(x.sum(), GROUPS) for x in (counts & (differences < 0), counts))
         return jnp.full(shape, loss), jnp.full(shape, right / jnp.maximum(compared, 1))
+
+    def similarities(self, embeddings: jax.Array) -> jax.Array:
+        """Returns the cosine of each pair `[pairs]`, from embeddings `[pairs, 2, width]` of length 1."""
+        return _cosines(embeddings)[:, 0]
+
+
+class AngleRanking(Ranking):
+    """AnglE (Li and Li 2024): CoSENT, with a similarity of complex numbers instead of the cosine.
+
+    The first half of an embedding contains real parts, and the second half imaginary parts. The similarity is the
+    absolute value of the sum of the real and the imaginary part of the product of one embedding with the conjugate of
+    the other embedding. Its gradient does not vanish at the ends of the range of the cosine.
+    """
+
+    def similarities(self, embeddings: jax.Array) -> jax.Array:
+        """Returns the similarity of each pair `[pairs]`. Embeddings of odd width get a last dimension 0."""
+        padded = jnp.pad(embeddings, [(0, 0), (0, 0), (0, embeddings.shape[-1] % 2)])
+        real, imaginary = jnp.split(padded, 2, axis=-1)
+        sines = (imaginary[:, 0] * real[:, 1] - real[:, 0] * imaginary[:, 1]).sum(-1)
+        return jnp.abs(super().similarities(embeddings) + sines)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +205,86 @@ class Contrastive:
         """Returns the losses, and whether half of the margin separates the labels; `logits` are embeddings."""
         local, shape = _local_examples(logits, batch), batch["weights"].shape
         distances, is_same = 1 - _cosines(local.embeddings)[:, 0], local.labels == 1
-        losses = jnp.square(jnp.where(is_same, distances, jax.nn.relu(self.margin - distances))) / 2
+        losses = self.pair_losses(distances, is_same, local.is_there)
         return losses.reshape(shape), ((distances < self.margin / 2) == is_same).reshape(shape)
+
+    def pair_losses(self, distances: jax.Array, is_same: jax.Array, is_there: jax.Array) -> jax.Array:
+        """Returns the losses of the pairs of this group of devices.
+
+        Args:
+          distances: the distances of the texts of each pair, `[pairs]`.
+          is_same: whether each pair has label 1, `[pairs]`.
+          is_there: see `FlatBatch`.
+        """
+        del is_there
+        return self._squares(distances, is_same) / 2
+
+    def _squares(self, distances: jax.Array, is_same: jax.Array) -> jax.Array:
+        return jnp.square(jnp.where(is_same, distances, jax.nn.relu(self.margin - distances)))
+
+
+class OnlineContrastive(Contrastive):
+    """The contrastive loss of the hard pairs of the batch (OnlineContrastiveLoss of sentence-transformers).
+
+    A pair with label 1 is hard if its distance is above the least distance of all pairs with label 0. A pair with
+    label 0 is hard if its distance is below the largest distance of all pairs with label 1. If all pairs of the batch
+    have the same label, the mean distance is the limit. The loss of the batch is the sum over all hard pairs.
+    """
+
+    def pair_losses(self, distances: jax.Array, is_same: jax.Array, is_there: jax.Array) -> jax.Array:
+        """Returns the loss of each pair times the number of pairs, so that the mean over the batch is a sum."""
+        all_distances, all_same, all_there = _gather((distances, is_same, is_there))
+        positives, negatives = all_same & all_there, ~all_same & all_there
+        mean = jnp.where(all_there, all_distances, 0).sum() / jnp.maximum(all_there.sum(), 1)
+        farthest = jnp.where(positives, all_distances, -jnp.inf).max()
+        nearest = jnp.where(negatives, all_distances, jnp.inf).min()
+        above = jnp.where(negatives.any(), nearest, mean)
+        below = jnp.where(positives.any(), farthest, mean)
+        is_hard = jnp.where(is_same, distances > above, distances < below)
+        return jnp.where(is_hard, self._squares(distances, is_same), 0) * all_there.sum()
+
+
+@dataclasses.dataclass(frozen=True)
+class Triplet:
+    """The triplet loss: max(distance of query and positive - distance of query and negative + margin, 0).
+
+    The loss of an example with several negatives is the mean over its negatives.
+
+    Attributes:
+      distance_metric: a name of `DISTANCES`. Only the cosine distance ignores the lengths of embeddings.
+      margin: the least difference of distances without a loss.
+    """
+
+    distance_metric: str
+    margin: float
+
+    def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
+        """Returns the losses, and whether the positive is nearer than all negatives; `logits` are embeddings."""
+        del batch
+        distances = DISTANCES[self.distance_metric](logits[..., :1, :], logits[..., 1:, :])
+        differences = distances[..., :1] - distances[..., 1:]
+        return jax.nn.relu(differences + self.margin).mean(-1), (differences < 0).all(-1)
+
+
+def _cosine_distance(x: jax.Array, y: jax.Array) -> jax.Array:
+    return 1 - (l2_normalize(x) * l2_normalize(y)).sum(-1)
+
+
+def _euclidean_distance(x: jax.Array, y: jax.Array) -> jax.Array:
+    squares = jnp.square(x - y).sum(-1)
+    # The derivative of the square root at 0 is infinite. Places without an example have the distance 0.
+    return jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
+
+
+def _manhattan_distance(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.abs(x - y).sum(-1)
+
+
+DISTANCES: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "cosine": _cosine_distance,
+    "euclidean": _euclidean_distance,
+    "manhattan": _manhattan_distance,
+}
 
 
 def _cosines(embeddings: jax.Array) -> jax.Array:
@@ -209,7 +352,8 @@ def example_scores(embeddings: jax.Array) -> jax.Array:
 class Matryoshka:
     """The sum of a loss over embeddings and their first dimensions, for several widths (Kusupati et al. 2022).
 
-    The whole embeddings determine whether an example is correct.
+    The embeddings of each width are normalized, as in sentence-transformers. The whole embeddings determine whether an
+    example is correct.
     """
 
     loss: ByForm
@@ -217,7 +361,7 @@ class Matryoshka:
 
     def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
         """Returns the sum of the losses, and whether each example is correct; `logits` are embeddings."""
-        results = [self.loss(logits[..., :width], batch) for width in self._all_widths(logits)]
+        results = [self.loss(l2_normalize(logits[..., :width]), batch) for width in self._all_widths(logits)]
         return functools.reduce(operator.add, (losses for losses, _ in results)), results[0][1]
 
     def divergence(self, logits: jax.Array, teacher_logits: jax.Array, temperature: float) -> jax.Array:
@@ -236,10 +380,16 @@ class Matryoshka:
 
 
 def of_settings(settings: ConfigDict, widths: Sequence[int]) -> ByForm | Matryoshka:
-    """Returns the loss of `config.loss`; `widths` are the widths of `Matryoshka`."""
-    loss = ByForm(
-        InBatchNegatives(settings.temperature, settings.symmetric),
-        Ranking(settings.temperature),
-        Contrastive(settings.margin),
-    )
+    """Returns the loss of `config.loss`; `widths` are the widths of `Matryoshka`. Raises `UserError` for its name."""
+    fields = LossSettings(**settings)
+    losses: dict[str, LabelLoss] = {
+        "infonce": InBatchNegatives(fields.temperature, fields.symmetric),
+        "triplet": Triplet(fields.distance_metric, fields.triplet_margin),
+        "cosent": Ranking(fields.temperature),
+        "angle": AngleRanking(fields.temperature),
+        "contrastive": Contrastive(fields.margin),
+        "online_contrastive": OnlineContrastive(fields.margin),
+    }
+    names = fields.names
+    loss = ByForm(*(losses[names[value_type]] for value_type in (None, np.float32, np.int32)))
     return Matryoshka(loss, tuple(widths)) if widths else loss

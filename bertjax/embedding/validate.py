@@ -4,10 +4,11 @@ import ml_collections
 from ml_collections import ConfigDict
 
 from bertjax.config.defaults import fine_tuning_config
-from bertjax.config.limits import one_of, require
+from bertjax.config.limits import one_of, require, within
 from bertjax.embedding.datasets import SECTION, dev_set, training_sets
-from bertjax.embedding.forms import JUDGES
+from bertjax.embedding.forms import FORMS, JUDGES
 from bertjax.embedding.head import widths_of_loss
+from bertjax.embedding.losses import DISTANCES, NAMES, LossSettings
 
 
 def validate(config: ConfigDict) -> None:
@@ -26,7 +27,33 @@ def validate(config: ConfigDict) -> None:
         "must be at least 2: the loss compares the examples of a batch",
     )
     _validate_sets(config)
+    _validate_losses(config)
     _validate_teacher(config)
+
+
+def _validate_losses(config: ConfigDict) -> None:
+    settings, sources = LossSettings(**config.loss), training_sets(config.data).values()
+    names = settings.names
+    for value_type, name in names.items():
+        forms = [form for form, reader in FORMS.items() if reader.value_type is value_type]
+        is_used = settings.name == "" or name == NAMES[value_type][0] or any(source.form in forms for source in sources)
+        unused = f"{name} trains on the forms {', '.join(forms)}, which no training set has; leave {name} out"
+        require(is_used, "loss.name", settings.name, unused)
+    within("loss.distance_metric", settings.distance_metric, choices=tuple(DISTANCES))
+    margin, most = settings.triplet_margin, 2 if settings.distance_metric == "cosine" else None
+    within("loss.triplet_margin", margin, above=0, most=most)
+    if names[None] == "triplet":
+        inside = "cannot be combined with loss.name=triplet, which has no in-batch negatives; leave it out"
+        require(not settings.symmetric, "loss.symmetric", settings.symmetric, inside)
+        for source in sources:
+            has_negatives = len(source.columns) > 2 and source.form == "pairs"
+            negative = "the loss triplet needs form=pairs with negatives, such as texts=anchor,positive,negative"
+            source.require(has_negatives or FORMS[source.form].value_type is not None, "texts", negative)
+    else:
+        for field in ("distance_metric", "triplet_margin"):
+            value = getattr(settings, field)
+            is_default = value == getattr(LossSettings, field)
+            require(is_default, f"loss.{field}", value, "applies to the loss triplet; set loss.name=triplet")
 
 
 def _validate_sets(config: ConfigDict) -> None:

@@ -99,12 +99,23 @@ def gradient_of(config, tmp_path, data=1, fsdp=1, microbatches=1):
     return jax.tree.map(np.subtract, before, jax.device_get(state.params)), jax.device_get(metrics)
 
 
+# Form and settings.
+SEVERAL = {
+    "infonce": ("pairs", {"loss.symmetric": True, "loss.widths": "8"}),
+    "triplet": ("pairs", {"loss.distance_metric": "euclidean", "loss.widths": "8"}),
+    "angle": ("scored", {}),
+    "online_contrastive": ("labelled", {}),
+}
+
+
 @pytest.mark.slow
-def test_microbatches_and_devices_change_neither_loss_nor_gradient(folder, checkpoint, tmp_path):
-    fields = {"loss.symmetric": True, "loss.widths": "8"}
-    expected, metrics = gradient_of(config_for(folder, checkpoint, **fields), tmp_path)
-    result, again = gradient_of(config_for(folder, checkpoint, **fields), tmp_path, 2, 2, 2)
-    assert metrics["loss"] > 1 and metrics["grad_norm"] > 0.1
+@pytest.mark.parametrize("name", SEVERAL)
+def test_microbatches_and_devices_change_neither_loss_nor_gradient(name, folder, checkpoint, tmp_path):
+    form, fields = SEVERAL[name]
+    fields = fields | {"loss.name": name}
+    expected, metrics = gradient_of(config_for(folder, checkpoint, form, **fields), tmp_path)
+    result, again = gradient_of(config_for(folder, checkpoint, form, **fields), tmp_path, 2, 2, 2)
+    assert metrics["loss"] > 0.1 and metrics["grad_norm"] > 0.1
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5), expected, result)
     for name in ("loss", "accuracy", "grad_norm"):
         np.testing.assert_allclose(again[name], metrics[name], rtol=1e-4, err_msg=name)
@@ -129,17 +140,25 @@ def encode(folder, checkpoint, tmp_path_factory):
 
 
 NO_INPUTS = ("labels", "weights", "dropout_rows")
+FORM_OF = {
+    "infonce": "pairs", "triplet": "pairs", "cosent": "scored", "angle": "scored", "contrastive": "labelled",
+    "online_contrastive": "labelled",
+}  # fmt: skip
+LOSS_FIELDS: dict = {"triplet": {"loss.distance_metric": "manhattan", "loss.triplet_margin": 20.0}}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["pairs", "scored", "labelled"])
+@pytest.mark.parametrize("name", FORM_OF)
 def test_packing_missing_examples_and_groups_change_neither_loss_nor_gradient(
-    form, encode, folder, checkpoint, tmp_path
+    name, encode, folder, checkpoint, tmp_path
 ):
-    task = task_of(config_for(folder, checkpoint, form, **{"data.texts": "one,other"}), tmp_path)
+    texts = "query,positive,negative" if name == "triplet" else "one,other"
+    fields = {"data.texts": texts, "loss.name": name, **LOSS_FIELDS.get(name, {})}
+    task = task_of(config_for(folder, checkpoint, FORM_OF[name], **fields), tmp_path)
     examples = task.data.train
     whole, missing = np.arange(42), np.array([*range(20), -1, *range(20, 42), -1])
     batches = [(packed(examples), 1), (examples.batch(whole, 16), 1), (examples.batch(missing, 16), 4)]
+    batches.append((examples.batch(np.append(missing, np.full(4, -1)), 16), 8))
     several = batches[0][0]
     assert several["segments"].max() > 2 * examples.choices and (several["weights"] == 0).any()
 
@@ -327,6 +346,14 @@ TEACHER = {"distill.teacher": "{teacher}"}
     ({"loss.widths": "64"}, r"config.loss.widths = '64': 64 must be at most 32, the width of an embedding"),
     ({"loss.widths": "8,a"}, r"config.loss.widths = '8,a': must be widths, such as 256,128,64"),
     ({"loss.temperature": 0.0}, r"config.loss.temperature = 0.0: must be above 0"),
+    ({"loss.name": "triple"}, r"config.loss.name = 'triple': unknown loss 'triple'; choose from infonce, triplet"),
+    ({"loss.name": "triplet,infonce"}, r"config.loss.name = .*: triplet and infonce train on the same form"),
+    ({"loss.name": "angle"}, r"config.loss.name = 'angle': angle trains on the forms scored, which no"),
+    ({"loss.name": "triplet", "data.texts": "query,positive"}, r"data.texts = .*: the loss triplet needs form=pairs"),
+    ({"loss.name": "triplet", "loss.symmetric": True}, r"config.loss.symmetric = True: cannot be combined with loss."),
+    ({"loss.name": "triplet", "loss.triplet_margin": 5.0}, r"config.loss.triplet_margin = 5.0: .* at most 2"),
+    ({"loss.distance_metric": "cos"}, r"config.loss.distance_metric = 'cos': choose one of cosine, eu"),
+    ({"loss.triplet_margin": 1.0}, r"config.loss.triplet_margin = 1.0: applies to the loss triplet; set loss.name"),
     ({"data.form": "pair"}, r"config.data.form = 'pair': choose one of pairs, scored"),
     ({"data.texts": "query"}, r"config.data.texts = 'query': must name two columns or more: query, positive, neg"),
     ({"data.dev.texts": ""}, r"config.data.texts = 'query,positive,negative': must name two columns, because scored"),

@@ -3,11 +3,10 @@
 `test_sentence_transformers.py` compares the embeddings of the encoder.
 """
 
-import types
-
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from bertjax.distributed.mesh import GROUPS
 from bertjax.embedding import losses as our_losses
@@ -55,8 +54,8 @@ def assert_same(texts: int, loss, labels, their_loss, their_labels, widths=(), t
 
 
 def settings(widths, **fields):
-    fields_of_loss = dict(temperature=1 / SCALE, symmetric=False, margin=0.4) | fields
-    return our_losses.of_settings(types.SimpleNamespace(**fields_of_loss), widths)
+    fields_of_loss = dict(temperature=1 / SCALE, symmetric=False, margin=0.4, widths="") | fields
+    return our_losses.of_settings(ConfigDict(fields_of_loss), widths)
 
 
 def numbers(texts: int):
@@ -72,10 +71,25 @@ CASES = {  # texts, labels, bertjax settings, sentence-transformers' name and se
     "symmetric": (3, numbers(3), dict(symmetric=True), "MultipleNegativesRankingLoss", dict(scale=SCALE) | SYMMETRIC),
     "scored": (2, SCORES, {}, "CoSENTLoss", dict(scale=SCALE)),
     "labelled": (2, LABELS, {}, "ContrastiveLoss", dict(margin=0.4)),
-}
+    "angle": (2, SCORES, dict(name="angle"), "AnglELoss", dict(scale=SCALE)),
+    "online": (2, LABELS, dict(name="online_contrastive"), "OnlineContrastiveLoss", dict(margin=0.4)),
+    "online, equal": (2, np.ones(EXAMPLES, int), dict(name="online_contrastive"), "OnlineContrastiveLoss", {}),
+    "online, different": (
+        2, np.zeros(EXAMPLES, int), dict(name="online_contrastive", margin=1.1), "OnlineContrastiveLoss",
+        dict(margin=1.1),
+    ),
+}  # fmt: skip
+for metric, margin in (("cosine", 0.1), ("euclidean", 0.5), ("manhattan", 3.0)):
+    metric_of_triplet = getattr(losses.TripletDistanceMetric, metric.upper())
+    their_fields = dict(distance_metric=metric_of_triplet, triplet_margin=margin)
+    our_fields = dict(name="triplet", distance_metric=metric, triplet_margin=margin)
+    CASES[metric] = (3, numbers(3), our_fields, "TripletLoss", their_fields)
+WIDE_CASES = [
+    ("symmetric", (8, 16)), ("scored", (8,)), ("euclidean", (8,)), ("angle", (7,)), ("online", (8, 16)),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case, widths", [*((case, ()) for case in CASES), ("symmetric", (8, 16)), ("scored", (8,))])
+@pytest.mark.parametrize("case, widths", [*((case, ()) for case in CASES), *WIDE_CASES])
 def test_losses_equal_sentence_transformers(case, widths):
     texts, labels, settings_of_case, name, fields = CASES[case]
     their_loss = getattr(losses, name)(Stub(), **fields)
