@@ -19,7 +19,9 @@ def get_config():
         # the format of BEIR: corpus.jsonl, queries.jsonl, qrels/train.tsv).
         form="pairs",
         texts="anchor,positive",  # columns
-        label="label",  # column of the score or label
+        # The column of the score or label. For pairs: the columns of the scores of all documents by a teacher, such as
+        # score_positive,score_negative, for distill.what=scores and kl.
+        label="label",
         heldout_seed=0,  # if data.path is one file: the seed that draws a tenth of it as the dev set
         # The prompts of queries (of all texts, if there are no documents) and of documents.
         query_prompt="",
@@ -47,8 +49,12 @@ def get_config():
         )
     )
     # vectors (the teacher's embeddings, which must have the same width: set head.dense) | scores (the teacher's
-    # difference between the cosines of a positive and a negative, or the cosine of two texts).
+    # difference between the cosines of a positive and a negative, or the cosine of two texts) | kl (the teacher's
+    # distribution over the documents of a query).
     config.distill.what = "vectors"
+    # For kl: divide the scores of the student and of the teacher; 0: the value of distill.temperature.
+    with config.distill.unlocked():
+        config.distill.student_temperature = config.distill.teacher_temperature = 0.0
     config.batch_size, config.packing, config.epochs = 64, True, 1.0
     return config.lock()
 

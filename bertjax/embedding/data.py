@@ -2,7 +2,8 @@
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -26,6 +27,12 @@ from bertjax.interop.sentence_transformers import ARCHITECTURE, SETTINGS
 from bertjax.text.tokenizer import Tokenizer
 
 TEACHER_EXAMPLES = 1024  # examples whose teacher scores are computed at once
+# The targets of examples from the embeddings of their texts `[examples, texts, width]`, by `distill.what`.
+TARGETS: Mapping[str, Callable[[Any], Any]] = {
+    losses.VECTORS: lambda embeddings: embeddings,
+    losses.SCORES: losses.example_scores,
+    losses.LISTS: losses.document_scores,
+}
 TO_COSINES = "losses compare embeddings by cosines; set 'cosine' in a copy of the folder"
 
 
@@ -42,7 +49,7 @@ class EmbeddingData(TaskData, HasTeacherTargets):
     text_sets: Sequence[tuple[TextSet, str]] = ()
 
     def teacher_targets(self, teacher: Pretrained) -> list[np.ndarray]:
-        """Returns the teacher's embeddings of the texts of each example, or their scores (`distill.what`).
+        """Returns the teacher's embeddings of the texts of each example, or scores of the example (`distill.what`).
 
         The teacher reads the texts with its own tokenizer and prompts.
 
@@ -66,14 +73,14 @@ class EmbeddingData(TaskData, HasTeacherTargets):
             encoded = datasets.encode_set(text_set, form, prompts, tokenizer, teacher.max_seq_length)
             embeddings = np.stack(predictor.predict(EmbeddingHead(), teacher, encoded.examples))
             student_width = width_of(self.config.head, self.config.model)
-            if distill.what == "vectors" and (width := embeddings.shape[-1]) != student_width:
+            if distill.what == losses.VECTORS and (width := embeddings.shape[-1]) != student_width:
                 raise UserError(
                     f"{field}the width of the embeddings is {width}, but the width of this model's embeddings is "
                     f"{student_width}; set head.dense={width}, or distill.what=scores"
                 )
+            target = TARGETS[distill.what]
             for numbers in np.array_split(encoded.numbers, len(encoded.numbers) // TEACHER_EXAMPLES + 1):
-                selected = embeddings[numbers]
-                targets.extend(selected if distill.what == "vectors" else np.asarray(losses.example_scores(selected)))
+                targets.extend(np.asarray(target(embeddings[numbers])))
         return targets
 
 
@@ -97,7 +104,11 @@ def load_sets(config: ConfigDict, tokenizer: Tokenizer) -> EmbeddingData:
             len(text_set.texts) > 1, "path", "has one example, expected at least 2, because the loss compares examples"
         )
         encoded = datasets.encode_set(text_set, source.form, *encoding)
-        examples.append(WeightedExamples(datasets.training_examples(encoded, text_set.labels), source.weight))
+        train = datasets.training_examples(encoded, text_set.labels)
+        if text_set.scores is not None:
+            scores = text_set.scores if config.distill.what == losses.LISTS else losses.margins(text_set.scores)
+            train = dataclasses.replace(train, teacher_logits=list(scores))
+        examples.append(WeightedExamples(train, source.weight))
         text_sets.append((text_set, source.form))
         notes += describe_set(name or "training", text_set, encoded, tokenizer, config.max_seq_length)
     dev_texts, encoded = read_evaluated(dev, ["dev"], held_out, *encoding)

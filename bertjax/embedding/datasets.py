@@ -15,7 +15,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.lists import split_at_commas
 from bertjax.data.loading.examples import Examples
 from bertjax.embedding import retrieval
-from bertjax.embedding.forms import FORMS, WITH_QUERIES, Form, TextSet, number_texts
+from bertjax.embedding.forms import FORMS, WITH_QUERIES, Form, TextSet, number_texts, score_columns
 from bertjax.embedding.retrieval import Search
 from bertjax.finetuning.encoding import encode_pairs
 from bertjax.text.tokenizer import Tokenizer
@@ -55,6 +55,16 @@ class Source:
     def columns(self) -> tuple[str, ...]:
         """The names of the columns of the texts."""
         return tuple(map(str.strip, split_at_commas(self.texts)))
+
+    @property
+    def score_columns(self) -> tuple[str, ...]:
+        """The columns with a score for each document; only the form pairs has them."""
+        return score_columns(self.label) if self.form == "pairs" else ()
+
+    @property
+    def has_negatives(self) -> bool:
+        """Whether an example has a query, a positive and negatives."""
+        return self.form == "pairs" and len(self.columns) > 2
 
     def setting(self, name: str) -> str:
         """Returns the name and the value of a field as text, for messages."""
@@ -170,8 +180,8 @@ def _form(source: Source) -> Form:
 def part(text_set: TextSet, firsts: Collection[str], is_inside: bool = True) -> TextSet:
     """Returns the examples whose first texts are in `firsts`, or the rest of the examples."""
     kept = [number for number, (first, *_) in enumerate(text_set.texts) if (first in firsts) == is_inside]
-    values = None if text_set.values is None else text_set.values[kept]
-    return text_set._replace(texts=[text_set.texts[i] for i in kept], values=values)
+    values, scores = (None if x is None else x[kept] for x in (text_set.values, text_set.scores))
+    return text_set._replace(texts=[text_set.texts[i] for i in kept], values=values, scores=scores)
 
 
 def read_training_search(path: str, form: str, texts: str) -> Search:

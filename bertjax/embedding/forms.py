@@ -9,6 +9,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.common.errors import UserError
+from bertjax.config.lists import split_at_commas
 from bertjax.data.corpus.tables import SUFFIXES, Row, TableRows, check_columns, column, read_table, read_text
 from bertjax.embedding import retrieval
 from bertjax.embedding.retrieval import Search
@@ -26,11 +27,13 @@ class TextSet(NamedTuple):
       texts: the texts of each example; all examples have the same number of texts.
       values: the score or the label of each example; None: the first two texts belong together, the others do not.
       skipped: the number of rows of the file that are no examples, by reason.
+      scores: the score of each document of each example, by a teacher, `[examples, texts - 1]`; None without scores.
     """
 
     texts: Sequence[tuple[str, ...]]
     values: np.ndarray | None = None
     skipped: Mapping[str, int] = types.MappingProxyType({})
+    scores: np.ndarray | None = None
 
     @property
     def labels(self) -> np.ndarray:
@@ -96,8 +99,27 @@ class Pairs(Form):
     has_queries = True
 
     def read(self, path: epath.Path, columns: Sequence[str], label: str) -> TextSet:
-        """Reads the rows of a table."""
-        return TextSet([_texts(row, columns) for row in _rows(path, columns)])
+        """Reads the rows of a table. `label` can name the columns of scores, see `score_columns`."""
+        names = score_columns(label)
+        rows = _rows(path, columns, *names)
+        texts = [_texts(row, columns) for row in rows]
+        if not names:
+            return TextSet(texts)
+        scores = np.array([[NumberLabel().value(row, name) for name in names] for row in rows], np.float32)
+        return TextSet(texts, scores=scores)
+
+    def read_search(self, path: epath.Path, columns: Sequence[str], label: str) -> Search:
+        """Reads the queries and the documents, without scores."""
+        return super().read_search(path, columns, "")
+
+
+def score_columns(label: str) -> tuple[str, ...]:
+    """Returns the columns with a score for each document, which `label` names, such as score_1,score_2.
+
+    One column is no list: the default value of `data.label` has no effect on `Pairs`.
+    """
+    names = tuple(map(str.strip, split_at_commas(label)))
+    return names if len(names) > 1 else ()
 
 
 class ScoredPairs(Form):

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
@@ -23,6 +24,7 @@ from bertjax.inference.losses import LabelLoss
 from bertjax.models.heads import l2_normalize
 
 LOWEST = -1e9  # a logit without probability, whose gradient is a number
+VECTORS, SCORES, LISTS = TARGETS = "vectors", "scores", "kl"  # the targets of a teacher, `config.distill.what`
 # The names of the losses by the type of the values of a form, see `Form.value_type`. The first name is the default.
 NAMES: Mapping[type | None, tuple[str, ...]] = {
     None: ("infonce", "triplet"),
@@ -307,11 +309,13 @@ class ByForm:
       of_texts: the loss for labels that are numbers of texts, one for each text of an example.
       of_score: the loss for labels that are floating-point scores.
       of_label: the loss for integer labels.
+      of_list: the divergence from a teacher's scores of the documents of a query; None: the squared error of scores.
     """
 
     of_texts: LabelLoss
     of_score: LabelLoss
     of_label: LabelLoss
+    of_list: "ListDivergence | None" = None
 
     def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
         """Returns the result of the loss for the form of the examples; `logits` are embeddings."""
@@ -320,20 +324,20 @@ class ByForm:
             return self.of_texts(logits, batch)
         return (self.of_score if jnp.issubdtype(labels.dtype, jnp.floating) else self.of_label)(logits, batch)
 
-    @staticmethod
-    def divergence(logits: jax.Array, teacher_logits: jax.Array, temperature: float) -> jax.Array:
+    def divergence(self, logits: jax.Array, teacher_logits: jax.Array, temperature: float) -> jax.Array:
         """Returns the distance of the embeddings of each example from the targets of a teacher.
 
         Args:
           logits: the embeddings, `[..., texts, width]`.
           teacher_logits: the embeddings of the teacher, `[..., texts, width]`, for the mean of 1 - cosine, which is
-            half the squared distance of normalized embeddings; or the scores of the teacher, `[..., texts - 1]`, for
-            the mean squared error, MarginMSE (Hofstätter et al. 2020).
-          temperature: has no effect on these targets.
+            half the squared distance of normalized embeddings; or the scores of the teacher, for `of_list`
+            `[..., texts - 1]`, else as `example_scores` for the mean squared error, MarginMSE (Hofstätter et al. 2020).
+          temperature: has an effect only on `of_list`.
         """
-        del temperature
         if teacher_logits.ndim == logits.ndim:
             return 1 - (l2_normalize(logits) * l2_normalize(teacher_logits)).sum(-1).mean(-1)
+        if self.of_list:
+            return self.of_list(document_scores(logits), teacher_logits, temperature)
         return jnp.square(example_scores(logits) - teacher_logits).mean(-1)
 
 
@@ -344,8 +348,43 @@ def example_scores(embeddings: jax.Array) -> jax.Array:
       The cosine of query and positive minus the cosine of query and each negative, `[..., negatives]`; without
       negatives, the cosine of query and positive, `[..., 1]`.
     """
-    cosines = _cosines(l2_normalize(embeddings))
-    return cosines if cosines.shape[-1] == 1 else cosines[..., :1] - cosines[..., 1:]
+    cosines = document_scores(embeddings)
+    return cosines if cosines.shape[-1] == 1 else margins(cosines)
+
+
+Scores = TypeVar("Scores", jax.Array, np.ndarray)
+
+
+def margins(scores: Scores) -> Scores:
+    """Returns the score of the positive minus the score of each negative, from scores `[..., documents]`."""
+    return scores[..., :1] - scores[..., 1:]
+
+
+def document_scores(embeddings: jax.Array) -> jax.Array:
+    """Returns the cosine of the query and each document `[..., texts - 1]`, from embeddings `[..., texts, width]`."""
+    return _cosines(l2_normalize(embeddings))
+
+
+@dataclasses.dataclass(frozen=True)
+class ListDivergence:
+    """The KL divergence of two distributions over the documents of a query (DistillKLDivLoss).
+
+    A distribution is the softmax of scores, divided by a temperature. The divergence is multiplied by the squared
+    temperature of the student.
+
+    Attributes:
+      student_temperature: divides the scores of the student; 0: the temperature of the call.
+      teacher_temperature: divides the scores of the teacher; 0: the temperature of the call.
+    """
+
+    student_temperature: float = 0.0
+    teacher_temperature: float = 0.0
+
+    def __call__(self, scores: jax.Array, teacher_scores: jax.Array, temperature: float) -> jax.Array:
+        """Returns the divergence of each example `[...]`; both scores are `[..., documents]`."""
+        student, teacher = (x or temperature for x in (self.student_temperature, self.teacher_temperature))
+        log_probs = jax.nn.log_softmax(scores / student)
+        return student**2 * optax.kl_divergence(log_probs, jax.nn.softmax(teacher_scores / teacher))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -379,8 +418,17 @@ class Matryoshka:
         return sorted({embeddings.shape[-1], *self.widths}, reverse=True)
 
 
-def of_settings(settings: ConfigDict, widths: Sequence[int]) -> ByForm | Matryoshka:
-    """Returns the loss of `config.loss`; `widths` are the widths of `Matryoshka`. Raises `UserError` for its name."""
+def of_settings(settings: ConfigDict, widths: Sequence[int], distill: ConfigDict | None = None) -> ByForm | Matryoshka:
+    """Returns the loss of a config.
+
+    Args:
+      settings: `config.loss`.
+      widths: the widths of `Matryoshka`.
+      distill: `config.distill`; None: no distillation of lists.
+
+    Raises:
+      UserError: if `config.loss.name` is invalid.
+    """
     fields = LossSettings(**settings)
     losses: dict[str, LabelLoss] = {
         "infonce": InBatchNegatives(fields.temperature, fields.symmetric),
@@ -391,5 +439,9 @@ def of_settings(settings: ConfigDict, widths: Sequence[int]) -> ByForm | Matryos
         "online_contrastive": OnlineContrastive(fields.margin),
     }
     names = fields.names
-    loss = ByForm(*(losses[names[value_type]] for value_type in (None, np.float32, np.int32)))
+    of_list = None
+    if distill is not None and distill.get("what") == LISTS:
+        of_list = ListDivergence(*(distill.get(f"{role}_temperature", 0.0) for role in ("student", "teacher")))
+    of_texts, of_score, of_label = (losses[names[value_type]] for value_type in (None, np.float32, np.int32))
+    loss = ByForm(of_texts, of_score, of_label, of_list)
     return Matryoshka(loss, tuple(widths)) if widths else loss

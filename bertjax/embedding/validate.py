@@ -8,7 +8,7 @@ from bertjax.config.limits import one_of, require, within
 from bertjax.embedding.datasets import SECTION, dev_set, training_sets
 from bertjax.embedding.forms import FORMS, JUDGES
 from bertjax.embedding.head import widths_of_loss
-from bertjax.embedding.losses import DISTANCES, NAMES, LossSettings
+from bertjax.embedding.losses import DISTANCES, LISTS, NAMES, TARGETS, VECTORS, LossSettings
 
 
 def validate(config: ConfigDict) -> None:
@@ -46,9 +46,8 @@ def _validate_losses(config: ConfigDict) -> None:
         inside = "cannot be combined with loss.name=triplet, which has no in-batch negatives; leave it out"
         require(not settings.symmetric, "loss.symmetric", settings.symmetric, inside)
         for source in sources:
-            has_negatives = len(source.columns) > 2 and source.form == "pairs"
             negative = "the loss triplet needs form=pairs with negatives, such as texts=anchor,positive,negative"
-            source.require(has_negatives or FORMS[source.form].value_type is not None, "texts", negative)
+            source.require(source.has_negatives or FORMS[source.form].value_type is not None, "texts", negative)
     else:
         for field in ("distance_metric", "triplet_margin"):
             value = getattr(settings, field)
@@ -70,12 +69,30 @@ def _validate_sets(config: ConfigDict) -> None:
 
 def _validate_teacher(config: ConfigDict) -> None:
     distill, default = config.distill, fine_tuning_config("").distill
-    one_of(config, "distill.what", ("vectors", "scores"))
-    none = "needs a teacher: set distill.teacher, or leave this field out"
-    require(bool(distill.teacher) or distill.what == "vectors", "distill.what", distill.what, none)
+    one_of(config, "distill.what", TARGETS)
+    sources = training_sets(config.data).values()
+    has_scores = any(source.score_columns for source in sources)
+    none = "needs a teacher: set distill.teacher, or name the columns of the scores of all documents in data.label"
+    is_vectors, is_list = distill.what == VECTORS, distill.what == LISTS
+    require(bool(distill.teacher) or is_vectors or has_scores, "distill.what", distill.what, none)
     divides = "applies to logits, and the targets are vectors or scores; leave the field out"
-    is_default = distill.temperature == default.temperature
-    require(is_default, "distill.temperature", distill.temperature, divides)
+    require(is_list or distill.temperature == default.temperature, "distill.temperature", distill.temperature, divides)
+    for field in ("student_temperature", "teacher_temperature"):
+        value = distill.get(field, 0.0)
+        require(value >= 0, f"distill.{field}", value, "must be above 0, or 0 for the value of distill.temperature")
+        require(is_list or not value, f"distill.{field}", value, "applies to distill.what=kl; leave the field out")
     same = "single texts have no scores of pairs; set distill.what=vectors"
-    is_scored = all(source.form != "sentences" for source in training_sets(config.data).values())
-    require(not distill.teacher or is_scored or distill.what != "scores", "distill.what", distill.what, same)
+    is_scored = all(source.form != "sentences" for source in sources)
+    require(not distill.teacher or is_scored or is_vectors, "distill.what", distill.what, same)
+    if is_list:
+        negatives = "distill.what=kl needs form=pairs with negatives, such as texts=anchor,positive,negative"
+        for source in sources:
+            source.require(source.has_negatives, "texts", negatives)
+    both = "cannot be combined with the scores of documents in data.label; leave one of the two out"
+    require(not (distill.teacher and has_scores), "distill.teacher", distill.teacher, both)
+    for source in sources if not distill.teacher else ():
+        unused = "names scores of documents, which have no effect without distill.what; set distill.what=scores or kl"
+        source.require(not (is_vectors and source.score_columns), "label", unused)
+        documents = len(source.columns) - 1
+        each = f"must name {documents} columns, the score of each document, because distill.teacher is empty"
+        source.require(is_vectors or len(source.score_columns) == documents, "label", each)

@@ -289,10 +289,10 @@ def teacher(folder, checkpoint, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["vectors", "scores"])
+@pytest.mark.parametrize("target", ["vectors", "scores", "kl"])
 def test_examples_have_the_vectors_or_scores_of_the_teacher(target, teacher, folder, checkpoint, tmp_path):
     fields = {"distill.teacher": str(teacher), "distill.what": target}
-    config = (config_for if target == "scores" else mixed)(folder, checkpoint, **fields)
+    config = (mixed if target == "vectors" else config_for)(folder, checkpoint, **fields)
     config, _ = finetuning_run.resolve(config, None)
     dataset = finetuning_run.load_inputs(config, tmp_path, None).data
     source, row = pretrained.read_pretrained(teacher), rows_of(42, 42)[3]
@@ -304,7 +304,7 @@ def test_examples_have_the_vectors_or_scores_of_the_teacher(target, teacher, fol
         [prediction["vector"] for prediction in tasks.get("embed").predict(prompted, [(text,) for text in texts])]
     )
     cosines = vectors[1:] @ vectors[0]
-    expected = vectors if target == "vectors" else cosines[:1] - cosines[1:]
+    expected = {"vectors": vectors, "scores": cosines[:1] - cosines[1:], "kl": cosines}[target]
     np.testing.assert_allclose(dataset.train.teacher_logits[3], expected, atol=1e-5)
     for examples in dataset.train_sets:
         assert len(examples.teacher_logits) == len(examples)
@@ -317,6 +317,28 @@ def test_examples_have_the_vectors_or_scores_of_the_teacher(target, teacher, fol
     assert len(forms) == len(dataset.train_sets)
     assert distillation._read(path, key, (*forms[:-1], "other")) is None
     assert distillation._read(path, "other", forms) is None
+
+
+@pytest.mark.parametrize("target", ["scores", "kl"])
+def test_scores_in_the_data_are_targets(target, folder, checkpoint, tmp_path):
+    fields = {"distill.what": target, "distill.weight": 1.0, "data.label": "score,same"}
+    data = task_of(config_for(folder, checkpoint, **fields), tmp_path).data
+    columns = np.array([[row["score"], row["same"]] for row in rows_of(42, 42)], np.float32)
+    expected = columns if target == "kl" else columns[:, :1] - columns[:, 1:]
+    np.testing.assert_array_equal(np.stack(data.train.teacher_logits), expected)
+    np.testing.assert_array_equal(data.train.batch(np.array([5, -1]), 16)["teacher_logits"][0], expected[5])
+    assert not (tmp_path / distillation.FILE).exists()
+
+
+@pytest.mark.slow
+def test_a_file_with_scores_is_divided_and_trains(folder, checkpoint, tmp_path):
+    """The dev set has the columns of scores, too, and ignores them."""
+    dev = {f"data.dev.{name}": "" for name in ("form", "texts", "label")}
+    fields = {"distill.what": "kl", "distill.student_temperature": 0.1, "data.label": "score,same", "epochs": 2.0}
+    launch(config_for(folder, checkpoint, **{**fields, **dev, "data.path": str(folder / "train.jsonl")}), tmp_path)
+    lines = read_metrics(tmp_path)
+    assert any("eval/ndcg@10" in line for line in lines)
+    assert "train/loss" in "".join(map(str, lines))
 
 
 def test_the_distillation_loss_is_the_distance_of_vectors_or_scores():
@@ -339,6 +361,7 @@ SCORED, LABELLED, SENTENCES = (
     for form in ("scored", "labelled", "sentences")
 )
 TEACHER = {"distill.teacher": "{teacher}"}
+GIVEN = {"distill.what": "kl", "data.label": "score,same"}
 
 
 @pytest.mark.parametrize("fields, message", [
@@ -366,10 +389,19 @@ TEACHER = {"distill.teacher": "{teacher}"}
     (SCORED | {"data.label": "constant"}, r"train.jsonl: all scores, in column 'constant', are 3; use data with"),
     (LABELLED | {"data.label": "score"}, r"score is .*, expected 1 .* set form=scored"),
     ({"distill.what": "scores"}, r"config.distill.what = 'scores': needs a teacher"),
-    ({"distill.what": "all"}, r"config.distill.what = 'all': choose one of vectors, scores"),
+    ({"distill.what": "all"}, r"config.distill.what = 'all': choose one of vectors, scores, kl"),
     ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: computes no embeddings \(BertFor.*\)"),
     (TEACHER | {"head.dense": 8}, r"embeddings is 32, .* is 8; set head.dense=32, or "),
     (TEACHER | SENTENCES | {"distill.what": "scores"}, r"have no scores of pairs; set distill.what=v"),
+    ({"distill.what": "kl"}, r"config.distill.what = 'kl': needs a teacher: set .*, or name the columns of the scores"),
+    ({"data.label": "score,same"}, r"config.data.label = 'score,same': names scores of documents, which have no"),
+    (GIVEN | {"data.label": "score,same,same"}, r"config.data.label = .*: must name 2 columns, the score of each"),
+    (GIVEN | {"data.label": "score,one"}, r"train.jsonl:1: one is '.*', expected a number"),
+    (GIVEN | {"data.label": "score,two"}, r"train.jsonl:1: no column 'two'; choose data.label from"),
+    (GIVEN | TEACHER, r"config.distill.teacher = .*: cannot be combined with the scores of documents in data.label"),
+    (TEACHER | SCORED | {"distill.what": "kl"}, r"config.data.texts = .*: distill.what=kl needs form=pairs with neg"),
+    (TEACHER | {"distill.student_temperature": 0.1}, r"config.distill.student_temperature = 0.1: applies to distill"),
+    (GIVEN | {"distill.teacher_temperature": -1.0}, r"config.distill.teacher_temperature = -1.0: must be above 0"),
     (TEACHER | {"distill.temperature": 3.0}, r"distill.temperature = 3.0: applies to logits, .*; leave the field"),
 ])  # fmt: skip
 def test_mistakes_raise_errors_of_one_line(fields, message, teacher, checkpoint, tmp_path):

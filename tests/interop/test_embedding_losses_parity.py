@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
 pytestmark = pytest.mark.extra_packages
 
-EXAMPLES, WIDTH, SCALE = 6, 32, 25.0
+EXAMPLES, WIDTH, SCALE, HEAT = 6, 32, 25.0, 0.25
 
 
 class Stub(torch.nn.Module):
@@ -40,7 +40,7 @@ def assert_same(texts: int, loss, labels, their_loss, their_labels, widths=(), t
 
     def of_vectors(vectors):
         if teacher is not None:
-            return loss.divergence(vectors, teacher, 1.0).mean()
+            return loss.divergence(vectors, teacher, HEAT).mean()
         return jax.vmap(lambda v: loss(v, batch)[0].mean(), axis_name=GROUPS)(vectors[None]).sum()
 
     value, gradient = jax.jit(jax.value_and_grad(of_vectors))(vectors)
@@ -53,9 +53,9 @@ def assert_same(texts: int, loss, labels, their_loss, their_labels, widths=(), t
     np.testing.assert_allclose(gradient, tensor.grad, atol=1e-5 * tensor.grad.abs().max().item(), rtol=1e-4)
 
 
-def settings(widths, **fields):
+def settings(widths, distill=None, **fields):
     fields_of_loss = dict(temperature=1 / SCALE, symmetric=False, margin=0.4, widths="") | fields
-    return our_losses.of_settings(ConfigDict(fields_of_loss), widths)
+    return our_losses.of_settings(ConfigDict(fields_of_loss), widths, distill)
 
 
 def numbers(texts: int):
@@ -97,7 +97,8 @@ def test_losses_equal_sentence_transformers(case, widths):
 
 
 @pytest.mark.parametrize(
-    "target, widths", [("vectors", (8,)), ("scores", ()), ("scores", (8,)), ("scores of pairs", ())]
+    "target, widths",
+    [("vectors", (8,)), ("scores", ()), ("scores", (8,)), ("scores of pairs", ()), ("kl", ()), ("kl", (8,))],
 )
 def test_distillation_losses_equal_sentence_transformers(target, widths):
     texts, cosine = 2 if target == "scores of pairs" else 4, torch.nn.functional.cosine_similarity
@@ -108,11 +109,22 @@ def test_distillation_losses_equal_sentence_transformers(target, widths):
     )
     if target == "vectors":
         their_loss, scores, labels = losses.EmbedDistillLoss(Stub()), teacher, torch.tensor(teacher)
+    elif target == "kl":
+        heats = dict(student_temperature=0.5, teacher_temperature=0.25)
+        their_loss, scores, labels = losses.DistillKLDivLoss(Stub(), cosine, **heats), cosines, cosines
     elif target == "scores":
         their_loss, labels = losses.MarginMSELoss(Stub(), cosine), cosines
     else:
         their_loss, labels = losses.CosineSimilarityLoss(Stub()), cosines[:, 0]
-    assert_same(texts, settings(widths), None, their_loss, labels, widths, np.asarray(scores))
+    distill = ConfigDict(dict(what=target, student_temperature=0.5)) if target == "kl" else None
+    assert_same(texts, settings(widths, distill), None, their_loss, labels, widths, np.asarray(scores))
+
+
+def test_scores_of_all_documents_are_targets_of_margin_mse():
+    """A column for each document: sentence-transformers converts the scores to margins in the same way."""
+    scores, cosine = np.random.default_rng(2).uniform(size=(EXAMPLES, 3)), torch.nn.functional.cosine_similarity
+    their_loss, labels = losses.MarginMSELoss(Stub(), cosine), torch.tensor(scores, dtype=torch.float32)
+    assert_same(4, settings(()), None, their_loss, labels, teacher=our_losses.margins(scores))
 
 
 @pytest.mark.parametrize("kind", ["classes", "labels", "number"])
