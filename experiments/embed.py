@@ -45,6 +45,10 @@ def get_config():
             margin=0.5,  # for labelled pairs: the minimum 1 - cosine of unrelated texts
             distance_metric="cosine",  # of triplet: cosine (1 - cosine) | euclidean | manhattan
             triplet_margin=0.5,  # of triplet: the minimum difference of the distances of a negative and the positive
+            # An embedding checkpoint that excludes false negatives from infonce (GISTEmbed): candidates whose cosine by
+            # the guide is above the cosine of query and positive by the guide, minus guide_margin.
+            guide="",
+            guide_margin=0.0,
             widths="",  # Matryoshka dimensions, such as 256,64
         )
     )

@@ -18,14 +18,17 @@ from bertjax.embedding.evaluators import make_split
 from bertjax.embedding.forms import FORMS, WITH_QUERIES, TextSet
 from bertjax.embedding.head import EmbeddingHead, prompts_of, similarity_of, width_of, widths_of_loss
 from bertjax.embedding.retrieval import Search
+from bertjax.finetuning import distillation
 from bertjax.finetuning.contamination import seen_in_training
 from bertjax.finetuning.table_summary import TableSummary
 from bertjax.inference import predictor
-from bertjax.inference.task import HasTeacherTargets, TaskData
+from bertjax.inference.task import HasGuide, HasTeacherTargets, TaskData
+from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.interop.sentence_transformers import ARCHITECTURE, SETTINGS
 from bertjax.text.tokenizer import Tokenizer
 
+GUIDE_FILE = "guide_embeddings.npz"
 TEACHER_EXAMPLES = 1024  # examples whose teacher scores are computed at once
 # The targets of examples from the embeddings of their texts `[examples, texts, width]`, by `distill.what`.
 TARGETS: Mapping[str, Callable[[Any], Any]] = {
@@ -37,12 +40,13 @@ TO_COSINES = "losses compare embeddings by cosines; set 'cosine' in a copy of th
 
 
 @dataclasses.dataclass(frozen=True)
-class EmbeddingData(TaskData, HasTeacherTargets):
+class EmbeddingData(TaskData, HasTeacherTargets, HasGuide):
     """The data of embeddings.
 
     Attributes:
       config: the config of the run.
-      text_sets: each training set, and the name of its form; empty without a teacher, because a set holds all texts.
+      text_sets: each training set, and the name of its form; empty without a teacher and a guide, because a set holds
+        all texts.
     """
 
     config: ConfigDict = dataclasses.field(default_factory=ConfigDict)
@@ -58,20 +62,14 @@ class EmbeddingData(TaskData, HasTeacherTargets):
         """
         distill = self.config.distill
         field = f"config.distill.teacher = {distill.teacher!r}: "
-        if teacher.architecture != ARCHITECTURE:
-            head = teacher.architecture or "no head"
-            raise UserError(
-                f"{field}computes no embeddings ({head}); choose a run of embed, or a sentence-transformers folder"
-            )
+        _require_embeddings(field, teacher)
         if (similarity := similarity_of(teacher.settings)) != "cosine":
             raise UserError(
                 f"{field}{SETTINGS}: similarity_fn_name {similarity!r} is not supported in a teacher; {TO_COSINES}"
             )
-        prompts, tokenizer = prompts_of(teacher.settings), tokenizer_of(teacher)
         targets: list[np.ndarray] = []
         for text_set, form in self.text_sets:
-            encoded = datasets.encode_set(text_set, form, prompts, tokenizer, teacher.max_seq_length)
-            embeddings = np.stack(predictor.predict(EmbeddingHead(), teacher, encoded.examples))
+            embeddings, all_numbers = _embed_set(teacher, text_set, form)
             student_width = width_of(self.config.head, self.config.model)
             if distill.what == losses.VECTORS and (width := embeddings.shape[-1]) != student_width:
                 raise UserError(
@@ -79,9 +77,57 @@ class EmbeddingData(TaskData, HasTeacherTargets):
                     f"{student_width}; set head.dense={width}, or distill.what=scores"
                 )
             target = TARGETS[distill.what]
-            for numbers in np.array_split(encoded.numbers, len(encoded.numbers) // TEACHER_EXAMPLES + 1):
+            for numbers in np.array_split(all_numbers, len(all_numbers) // TEACHER_EXAMPLES + 1):
                 targets.extend(np.asarray(target(embeddings[numbers])))
         return targets
+
+    def with_guide(self, tokenizer: Tokenizer, workdir: epath.Path) -> TaskData:
+        """Returns the data whose examples of texts have the embeddings of `loss.guide`."""
+        if not (guide := self.config.loss.get("guide", "")):
+            return self
+        guided = [number for number, form in enumerate(self.forms) if FORMS[form].value_type is None]
+
+        def embeddings_of_examples() -> list[np.ndarray]:
+            source = pretrained.read_with_tokenizer(guide)
+            _require_embeddings(f"config.loss.guide = {guide!r}: ", source)
+            sets = (_embed_set(source, *self.text_sets[number]) for number in guided)
+            return [embeddings[numbers] for embeddings, all_numbers in sets for numbers in all_numbers]
+
+        sets = list(self.train_sets)
+        outputs = distillation.stored_outputs(
+            workdir / GUIDE_FILE,
+            [guide, tokenizer.fingerprint],
+            [sets[number] for number in guided],
+            tuple(self.forms[number] for number in guided),
+            f"the embeddings of the guide {guide}",
+            embeddings_of_examples,
+        )
+        start = 0
+        for number in guided:
+            end = start + len(sets[number])
+            sets[number], start = dataclasses.replace(sets[number], guide_embeddings=outputs[start:end]), end
+        train, *more = sets
+        more_train = tuple(share._replace(examples=examples) for share, examples in zip(self.more_train, more))
+        return dataclasses.replace(self, train=train, more_train=more_train)
+
+
+def _require_embeddings(field: str, source: Pretrained) -> None:
+    """Raises `UserError` about a field unless a checkpoint computes embeddings."""
+    if source.architecture != ARCHITECTURE:
+        head = source.architecture or "no head"
+        raise UserError(
+            f"{field}computes no embeddings ({head}); choose a run of embed, or a sentence-transformers folder"
+        )
+
+
+def _embed_set(source: Pretrained, text_set: TextSet, form: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the embeddings of the distinct texts of a set, and the numbers of the texts of each example.
+
+    The checkpoint reads the texts with its own tokenizer and prompts.
+    """
+    prompts, tokenizer = prompts_of(source.settings), tokenizer_of(source)
+    encoded = datasets.encode_set(text_set, form, prompts, tokenizer, source.max_seq_length)
+    return np.stack(predictor.predict(EmbeddingHead(), source, encoded.examples)), encoded.numbers
 
 
 def load_sets(config: ConfigDict, tokenizer: Tokenizer) -> EmbeddingData:
@@ -127,7 +173,7 @@ def load_sets(config: ConfigDict, tokenizer: Tokenizer) -> EmbeddingData:
         more_train=tuple(more_train),
         forms=tuple(form for _, form in text_sets),
         config=config,
-        text_sets=tuple(text_sets) if config.distill.teacher else (),
+        text_sets=tuple(text_sets) if config.distill.teacher or config.loss.get("guide") else (),
     )
 
 

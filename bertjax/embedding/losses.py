@@ -46,6 +46,8 @@ class LossSettings:
       name: the names of losses, separated by commas; "" for the default loss of each form.
       distance_metric: see `Triplet`.
       triplet_margin: see `Triplet`.
+      guide: the checkpoint of the guide of `GuidedNegatives`; "" for `InBatchNegatives`.
+      guide_margin: see `GuidedNegatives`.
     """
 
     temperature: float
@@ -55,6 +57,8 @@ class LossSettings:
     name: str = ""
     distance_metric: str = "cosine"
     triplet_margin: float = 0.5
+    guide: str = ""
+    guide_margin: float = 0.0
 
     @property
     def names(self) -> dict[type | None, str]:
@@ -130,23 +134,69 @@ class InBatchNegatives:
         positives, queries = (((same[:, i] | more) & is_other) for i, more in ((1, same_query), (0, same_positive)))
         excluded = same.at[:, 1].set(positives)[:, 1:] | ~gathered.is_there
         candidates = jnp.swapaxes(gathered.embeddings, 0, 1)[1:].reshape(-1, gathered.embeddings.shape[-1])
-        losses, correct = self._cross_entropy(
-            local.embeddings[:, 0], candidates, excluded.reshape(len(places), -1), places
-        )
+        cosines = _cosine_matrix(local.embeddings[:, 0], candidates)
+        losses, correct = self.cross_entropy(cosines, excluded.reshape(len(places), -1), places)
         if self.symmetric:
             excluded = queries | ~gathered.is_there
-            back, _ = self._cross_entropy(local.embeddings[:, 1], gathered.embeddings[:, 0], excluded, places)
+            cosines = _cosine_matrix(local.embeddings[:, 1], gathered.embeddings[:, 0])
+            back, _ = self.cross_entropy(cosines, excluded, places)
             losses = (losses + back) / 2
         return losses.reshape(shape), correct.reshape(shape)
 
-    def _cross_entropy(
-        self, embeddings: jax.Array, candidates: jax.Array, excluded: jax.Array, places: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        # A bfloat16 product, the default of TPUs, has two digits, which is too few before the division.
-        cosines = jnp.matmul(embeddings, candidates.T, precision="highest")
+    def cross_entropy(self, cosines: jax.Array, excluded: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the losses of the examples of this group, and whether the right candidate has the highest cosine.
+
+        Args:
+          cosines: the cosines of examples and candidates, `[examples, candidates]`.
+          excluded: the candidates without probability, `[examples, candidates]`.
+          places: the index of the right candidate, `[examples]`.
+        """
         logits = jnp.where(excluded, LOWEST, cosines / self.temperature)
         right = jnp.take_along_axis(logits, places[:, None], axis=1)[:, 0]
         return jax.nn.logsumexp(logits, axis=1) - right, logits.argmax(1) == places
+
+
+def _cosine_matrix(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Returns the cosines `[n, m]` of embeddings of length 1, `[n, width]` and `[m, width]`."""
+    # A bfloat16 product, the default of TPUs, has two digits, which is too few before the division.
+    return jnp.matmul(x, y.T, precision="highest")
+
+
+@dataclasses.dataclass(frozen=True)
+class GuidedNegatives(InBatchNegatives):
+    """InfoNCE whose false negatives a guide model excludes (GISTEmbed; Solatorio 2024).
+
+    The candidates of a query are all positives, all other queries, and the negatives of all examples. The positive of
+    the query is also compared with all other positives. A candidate is excluded if its cosine by the guide is above the
+    cosine of the query and its positive by the guide, minus a margin. Equal texts are excluded as in
+    `InBatchNegatives`.
+
+    Attributes:
+      margin: the margin.
+    """
+
+    margin: float
+
+    def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
+        """Returns the losses, and whether the positive has the highest cosine; `logits` are embeddings."""
+        local, shape, guide = _local_examples(logits, batch), batch["weights"].shape, batch["guide_embeddings"]
+        local_guide = l2_normalize(guide.reshape(-1, *guide.shape[-2:]))
+        (gathered, all_guide), places = _gather((local, local_guide)), _places(local)
+        is_positive = jnp.arange(len(gathered.is_there)) == places[:, None]
+        same_query = local.labels[:, 0, None] == gathered.labels[:, 0]
+        same = (local.labels[:, :2, None, None] == gathered.labels.T).any(1)  # as in `InBatchNegatives`
+        limits = _cosine_matrix(local_guide[:, 0], all_guide[:, 1])
+        limits = jnp.take_along_axis(limits, places[:, None], axis=1) - self.margin
+        all_cosines, all_excluded = [], []
+        # The texts of an example that are compared with the texts of all examples.
+        for text, candidate in ((0, 1), (0, 0), (1, 1), *((0, negative) for negative in range(2, guide.shape[-2]))):
+            excluded = _cosine_matrix(local_guide[:, text], all_guide[:, candidate]) > limits
+            excluded |= same[:, candidate] | (same_query if candidate == 1 else False)
+            excluded &= ~is_positive if (text, candidate) == (0, 1) else True
+            all_excluded.append(excluded | ~gathered.is_there)
+            all_cosines.append(_cosine_matrix(local.embeddings[:, text], gathered.embeddings[:, candidate]))
+        losses, correct = self.cross_entropy(jnp.hstack(all_cosines), jnp.hstack(all_excluded), places)
+        return losses.reshape(shape), correct.reshape(shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -430,8 +480,11 @@ def of_settings(settings: ConfigDict, widths: Sequence[int], distill: ConfigDict
       UserError: if `config.loss.name` is invalid.
     """
     fields = LossSettings(**settings)
+    in_batch = InBatchNegatives(fields.temperature, fields.symmetric)
+    if fields.guide:
+        in_batch = GuidedNegatives(fields.temperature, False, fields.guide_margin)
     losses: dict[str, LabelLoss] = {
-        "infonce": InBatchNegatives(fields.temperature, fields.symmetric),
+        "infonce": in_batch,
         "triplet": Triplet(fields.distance_metric, fields.triplet_margin),
         "cosent": Ranking(fields.temperature),
         "angle": AngleRanking(fields.temperature),

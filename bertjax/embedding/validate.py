@@ -39,6 +39,7 @@ def _validate_losses(config: ConfigDict) -> None:
         is_used = settings.name == "" or name == NAMES[value_type][0] or any(source.form in forms for source in sources)
         unused = f"{name} trains on the forms {', '.join(forms)}, which no training set has; leave {name} out"
         require(is_used, "loss.name", settings.name, unused)
+    _validate_guide(config, settings)
     within("loss.distance_metric", settings.distance_metric, choices=tuple(DISTANCES))
     margin, most = settings.triplet_margin, 2 if settings.distance_metric == "cosine" else None
     within("loss.triplet_margin", margin, above=0, most=most)
@@ -53,6 +54,17 @@ def _validate_losses(config: ConfigDict) -> None:
             value = getattr(settings, field)
             is_default = value == getattr(LossSettings, field)
             require(is_default, f"loss.{field}", value, "applies to the loss triplet; set loss.name=triplet")
+
+
+def _validate_guide(config: ConfigDict, settings: LossSettings) -> None:
+    guide, margin = settings.guide, settings.guide_margin
+    require(0 <= margin <= 2, "loss.guide_margin", margin, "must be at least 0 and at most 2: a cosine's range")
+    require(bool(guide) or not margin, "loss.guide_margin", margin, "needs a guide: set loss.guide")
+    has_texts = any(FORMS[source.form].value_type is None for source in training_sets(config.data).values())
+    in_batch = "selects in-batch negatives of the loss infonce, which no training set has; leave loss.guide out"
+    require(not guide or (has_texts and settings.names[None] == "infonce"), "loss.guide", guide, in_batch)
+    symmetric = "cannot be combined with loss.symmetric; leave one of the two out"
+    require(not (guide and settings.symmetric), "loss.guide", guide, symmetric)
 
 
 def _validate_sets(config: ConfigDict) -> None:

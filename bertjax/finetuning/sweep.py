@@ -113,7 +113,7 @@ def sweep_fields(config: ConfigDict) -> dict[str, str]:
         f"{section}.{name}"
         for section in ("optimizer", "head", "loss", "lora")
         for name, value in config.get(section, {}).items()
-        if not isinstance(value, ConfigDict) and (section, name) != ("loss", "name")
+        if not isinstance(value, ConfigDict) and f"{section}.{name}" not in ("loss.name", "loss.guide")
     ]
     return {field.rpartition(".")[2]: field for field in fields}
 

@@ -240,12 +240,12 @@ def _recipe(settings: ConfigDict, step: int) -> dict[str, Any]:
                 rows |= _changed(section, settings.get(section, {}), default[section])
     # Temperatures of 0 have the value of distill.temperature.
     rows = {name: value for name, value in rows.items() if not (name.endswith("_temperature") and value == 0)}
-    for name in rows.keys() & {"init_checkpoint", "distill.teacher"}:
-        rows[name] = shown_name(rows[name])
     rows |= {name: settings.model[name] for name in dropout_fields(settings.model)}
     loss = settings.get("loss", {})
     hidden = () if "triplet" in loss.get("name", "") else ("distance_metric", "triplet_margin")
     rows |= {f"loss.{name}": value for name, value in loss.items() if value not in ("", False) and name not in hidden}
+    for name in rows.keys() & {"init_checkpoint", "distill.teacher", "loss.guide"}:
+        rows[name] = shown_name(rows[name])
     names = (*OPTIMIZER, *(ADAM if settings.optimizer.name in ("adam", "lamb") else ()))
     return rows | {f"optimizer.{name}": value for name, value in _selected(settings.optimizer, names).items()}
 

@@ -103,6 +103,7 @@ def gradient_of(config, tmp_path, data=1, fsdp=1, microbatches=1):
 SEVERAL = {
     "infonce": ("pairs", {"loss.symmetric": True, "loss.widths": "8"}),
     "triplet": ("pairs", {"loss.distance_metric": "euclidean", "loss.widths": "8"}),
+    "guided": ("pairs", {"loss.name": "", "loss.guide": "{teacher}"}),
     "angle": ("scored", {}),
     "online_contrastive": ("labelled", {}),
 }
@@ -110,9 +111,9 @@ SEVERAL = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SEVERAL)
-def test_microbatches_and_devices_change_neither_loss_nor_gradient(name, folder, checkpoint, tmp_path):
+def test_microbatches_and_devices_change_neither_loss_nor_gradient(name, teacher, folder, checkpoint, tmp_path):
     form, fields = SEVERAL[name]
-    fields = fields | {"loss.name": name}
+    fields = {"loss.name": name} | {field: str(teacher) if x == "{teacher}" else x for field, x in fields.items()}
     expected, metrics = gradient_of(config_for(folder, checkpoint, form, **fields), tmp_path)
     result, again = gradient_of(config_for(folder, checkpoint, form, **fields), tmp_path, 2, 2, 2)
     assert metrics["loss"] > 0.1 and metrics["grad_norm"] > 0.1
@@ -139,10 +140,10 @@ def encode(folder, checkpoint, tmp_path_factory):
     return vectors_of
 
 
-NO_INPUTS = ("labels", "weights", "dropout_rows")
+NO_INPUTS = ("labels", "weights", "dropout_rows", "guide_embeddings")
 FORM_OF = {
-    "infonce": "pairs", "triplet": "pairs", "cosent": "scored", "angle": "scored", "contrastive": "labelled",
-    "online_contrastive": "labelled",
+    "infonce": "pairs", "guided": "pairs", "triplet": "pairs", "cosent": "scored", "angle": "scored",
+    "contrastive": "labelled", "online_contrastive": "labelled",
 }  # fmt: skip
 LOSS_FIELDS: dict = {"triplet": {"loss.distance_metric": "manhattan", "loss.triplet_margin": 20.0}}
 
@@ -150,10 +151,12 @@ LOSS_FIELDS: dict = {"triplet": {"loss.distance_metric": "manhattan", "loss.trip
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORM_OF)
 def test_packing_missing_examples_and_groups_change_neither_loss_nor_gradient(
-    name, encode, folder, checkpoint, tmp_path
+    name, encode, teacher, folder, checkpoint, tmp_path
 ):
-    texts = "query,positive,negative" if name == "triplet" else "one,other"
+    texts = "query,positive,negative" if name in ("triplet", "guided") else "one,other"
     fields = {"data.texts": texts, "loss.name": name, **LOSS_FIELDS.get(name, {})}
+    if name == "guided":
+        fields |= {"loss.name": "", "loss.guide": str(teacher)}
     task = task_of(config_for(folder, checkpoint, FORM_OF[name], **fields), tmp_path)
     examples = task.data.train
     whole, missing = np.arange(42), np.array([*range(20), -1, *range(20, 42), -1])
@@ -354,6 +357,33 @@ def test_the_distillation_loss_is_the_distance_of_vectors_or_scores():
     np.testing.assert_allclose(loss.divergence(student, scores[1], 1.0), expected, atol=1e-6)
 
 
+# A guide.
+
+
+def test_examples_have_the_embeddings_of_the_guide(teacher, folder, checkpoint, tmp_path, monkeypatch):
+    config = mixed(folder, checkpoint, **{"loss.guide": str(teacher)})
+    config, _ = finetuning_run.resolve(config, None)
+    train, scored = finetuning_run.load_inputs(config, tmp_path, None).data.train_sets
+    row, embedder = rows_of(42, 42)[3], tasks.get("embed").embedder(pretrained.read_pretrained(teacher), prompt="")
+    texts = ["ship " + row["query"], "sail " + row["positive"], "sail " + row["negative"]]
+    np.testing.assert_allclose(train.guide_embeddings[3], embedder(texts)[0], atol=1e-5)
+    assert len(train.guide_embeddings) == len(train) and scored.guide_embeddings is None
+    batch = train.batch(np.array([-1, 3]), 16)
+    np.testing.assert_array_equal(batch["guide_embeddings"][1], train.guide_embeddings[3])
+    assert not batch["guide_embeddings"][0].any()
+    # The workdir has the embeddings: a run resumes without the guide.
+    monkeypatch.setattr(pretrained, "read_with_tokenizer", None)
+    again = finetuning_run.load_inputs(config, tmp_path, None).data.train
+    np.testing.assert_array_equal(np.stack(again.guide_embeddings), np.stack(train.guide_embeddings))
+
+
+def test_the_planner_needs_no_guide(checkpoint):
+    config = config_for("", checkpoint, **{"loss.guide": "missing"})
+    config, _ = finetuning_run.resolve(config, None, with_data=False)
+    data = tasks.get("embed").sample_data(config, np.arange(5))
+    assert data.train.batch(np.arange(2), 8)["guide_embeddings"].shape == (2, 3, 32)
+
+
 # Mistakes.
 
 SCORED, LABELLED, SENTENCES = (
@@ -377,6 +407,11 @@ GIVEN = {"distill.what": "kl", "data.label": "score,same"}
     ({"loss.name": "triplet", "loss.triplet_margin": 5.0}, r"config.loss.triplet_margin = 5.0: .* at most 2"),
     ({"loss.distance_metric": "cos"}, r"config.loss.distance_metric = 'cos': choose one of cosine, eu"),
     ({"loss.triplet_margin": 1.0}, r"config.loss.triplet_margin = 1.0: applies to the loss triplet; set loss.name"),
+    ({"loss.guide": "{checkpoint}"}, r"config.loss.guide = .*: computes no embeddings \(BertFor.*\)"),
+    ({"loss.guide": "{teacher}", "loss.symmetric": True}, r"config.loss.guide = .*: cannot be combined with loss.sy"),
+    ({"loss.guide": "{teacher}", "loss.name": "triplet"}, r"config.loss.guide = .*: selects in-batch negatives of"),
+    (SCORED | {"loss.guide": "{teacher}"}, r"config.loss.guide = .*: selects in-batch negatives of the loss infonce"),
+    ({"loss.guide_margin": 0.1}, r"config.loss.guide_margin = 0.1: needs a guide: set loss.guide"),
     ({"data.form": "pair"}, r"config.data.form = 'pair': choose one of pairs, scored"),
     ({"data.texts": "query"}, r"config.data.texts = 'query': must name two columns or more: query, positive, neg"),
     ({"data.dev.texts": ""}, r"config.data.texts = 'query,positive,negative': must name two columns, because scored"),

@@ -13,6 +13,7 @@ from bertjax.embedding import losses as our_losses
 from bertjax.inference.losses import CrossEntropy, Distilled, SigmoidCrossEntropy, SquaredError
 
 torch = pytest.importorskip("torch")
+tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
 losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
 pytestmark = pytest.mark.extra_packages
 
@@ -33,10 +34,22 @@ def vectors_of(texts: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(EXAMPLES, texts, WIDTH)).astype(np.float32)
 
 
-def assert_same(texts: int, loss, labels, their_loss, their_labels, widths=(), teacher=None):
-    """Compares a loss, the mean over a batch, and its gradient; `teacher`: vectors or scores of the teacher."""
+class GuideStub(Stub):
+    """A guide that returns the vectors `guide` of its input."""
+
+    def forward(self, features):
+        return {"sentence_embedding": features["guide"]}
+
+
+def assert_same(texts: int, loss, labels, their_loss, their_labels, widths=(), teacher=None, guide=None):
+    """Compares a loss, the mean over a batch, and its gradient.
+
+    `teacher`: vectors or scores of the teacher; `guide`: vectors of the guide.
+    """
     vectors = vectors_of(texts)
     batch = {"weights": np.ones(EXAMPLES, np.float32), "labels": labels}
+    if guide is not None:
+        batch["guide_embeddings"] = guide
 
     def of_vectors(vectors):
         if teacher is not None:
@@ -47,7 +60,10 @@ def assert_same(texts: int, loss, labels, their_loss, their_labels, widths=(), t
     if widths:
         their_loss = losses.MatryoshkaLoss(their_loss.model, their_loss, [WIDTH, *widths])
     tensor = torch.tensor(vectors, requires_grad=True)
-    expected = their_loss([{"sentence_embedding": tensor[:, i]} for i in range(texts)], their_labels)
+    columns = [{"sentence_embedding": tensor[:, i]} for i in range(texts)]
+    if guide is not None:
+        columns = [column | {"guide": torch.tensor(guide[:, i])} for i, column in enumerate(columns)]
+    expected = their_loss(columns, their_labels)
     expected.backward()
     np.testing.assert_allclose(value, expected.item(), rtol=1e-4)
     np.testing.assert_allclose(gradient, tensor.grad, atol=1e-5 * tensor.grad.abs().max().item(), rtol=1e-4)
@@ -94,6 +110,17 @@ def test_losses_equal_sentence_transformers(case, widths):
     texts, labels, settings_of_case, name, fields = CASES[case]
     their_loss = getattr(losses, name)(Stub(), **fields)
     assert_same(texts, settings(widths, **settings_of_case), labels, their_loss, torch.tensor(labels), widths)
+
+
+@pytest.mark.parametrize("texts, margin, widths", [(2, 0.0, ()), (3, 0.0, ()), (3, 0.2, ()), (3, 0.0, (8,))])
+def test_the_guided_loss_equals_sentence_transformers(texts, margin, widths):
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()))
+    model, guide = Stub(), GuideStub()
+    for stub in (model, guide):
+        stub.tokenizer, stub.max_seq_length = tokenizer, 8
+    their_loss = losses.GISTEmbedLoss(model, guide, temperature=1 / SCALE, margin=margin)
+    loss = settings(widths, guide="a checkpoint", guide_margin=margin)
+    assert_same(texts, loss, numbers(texts), their_loss, None, widths, guide=vectors_of(texts, seed=3))
 
 
 @pytest.mark.parametrize(
