@@ -63,6 +63,26 @@ def get_config():
     return config.lock()
 
 
-def text_set(path: str, form: str = "pairs", texts: str = "anchor,positive", label: str = "label", weight: float = 1.0):
-    """Returns a training set for `config.data.sets`; `weight`: the number of times it is used in an epoch."""
-    return ml_collections.ConfigDict(dict(path=path, form=form, texts=texts, label=label, weight=weight))
+def text_set(
+    path: str,
+    form: str = "pairs",
+    texts: str = "anchor,positive",
+    label: str = "label",
+    weight: float = 1.0,
+    query_prompt: str = "",
+    document_prompt: str = "",
+):
+    """Returns a training set for `config.data.sets`.
+
+    Args:
+      path: the file or the folder.
+      form: the form of the examples, as `config.data.form`.
+      texts: the columns of the texts.
+      label: the column of the label.
+      weight: the number of times that the set is used in an epoch.
+      query_prompt: the prompt of the queries of this set; empty: the prompt of `config.data`; "none": no prompt.
+      document_prompt: the prompt of the documents of this set, in the same way.
+    """
+    fields = dict(path=path, form=form, texts=texts, label=label, weight=weight)
+    prompts = dict(query_prompt=query_prompt, document_prompt=document_prompt)
+    return ml_collections.ConfigDict(fields | {name: prompt for name, prompt in prompts.items() if prompt})

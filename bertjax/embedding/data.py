@@ -133,7 +133,7 @@ def _embed_set(source: Pretrained, text_set: TextSet, form: str) -> tuple[np.nda
 def load_sets(config: ConfigDict, tokenizer: Tokenizer) -> EmbeddingData:
     """Reads the training sets and the dev set. Raises `UserError` for missing or invalid files."""
     data, notes = config.data, []
-    encoding = (prompts_of(config), tokenizer, config.max_seq_length)
+    prompts, settings = prompts_of(config), (tokenizer, config.max_seq_length)
     examples, text_sets, dev = [], [], dev_set(data)
     held_out: frozenset[str] = frozenset()
     is_file = epath.Path(data.path).is_file()
@@ -149,16 +149,16 @@ def load_sets(config: ConfigDict, tokenizer: Tokenizer) -> EmbeddingData:
         source.require(
             len(text_set.texts) > 1, "path", "has one example, expected at least 2, because the loss compares examples"
         )
-        encoded = datasets.encode_set(text_set, source.form, *encoding)
+        encoded = datasets.encode_set(text_set, source.form, source.prompts(prompts), *settings)
         train = datasets.training_examples(encoded, text_set.labels)
         if text_set.scores is not None:
             scores = text_set.scores if config.distill.what == losses.LISTS else losses.margins(text_set.scores)
             train = dataclasses.replace(train, teacher_logits=list(scores))
         examples.append(WeightedExamples(train, source.weight))
         text_sets.append((text_set, source.form))
-        notes += describe_set(name or "training", text_set, encoded, tokenizer, config.max_seq_length)
-    dev_texts, encoded = read_evaluated(dev, ["dev"], held_out, *encoding)
-    notes += describe_set("dev", dev_texts, encoded, tokenizer, config.max_seq_length)
+        notes += describe_set(name or "training", text_set, encoded, *settings)
+    dev_texts, encoded = read_evaluated(dev, ["dev"], held_out, prompts, *settings)
+    notes += describe_set("dev", dev_texts, encoded, *settings)
     trained = itertools.chain.from_iterable(text_set.texts for text_set, _ in text_sets)
     notes += seen_in_training(trained, ("dev examples", dev_texts.texts))
     split = make_split(dev_texts, encoded, widths_of_loss(config, width_of(config.head, config.model)))

@@ -25,6 +25,8 @@ ANY = None  # the kind of a text that is neither a query nor a document
 Prompts = Mapping[str | None, str]
 PAIRS = dict(form="pairs", texts="anchor,positive", label="label")  # the default section of a set
 SECTION = ("path", "form", "texts", "label")  # the fields of a section about a set
+PROMPTS = ("query_prompt", "document_prompt")  # optional fields of a section of `data.sets`
+NO_PROMPT = "none"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,9 @@ class Source:
       weight: the number of uses of a training set in an epoch.
       inherited: the fields that are unset in the section and come from `data`.
       ignore_identical_ids: whether a query never finds the document with the same id.
+      query_prompt: the prompt of queries, or of all texts of a form without queries; "" for the prompt of `data`,
+        `NO_PROMPT` for no prompt.
+      document_prompt: the prompt of documents; "" and `NO_PROMPT` as in `query_prompt`.
     """
 
     section: str
@@ -50,6 +55,8 @@ class Source:
     weight: float = 1.0
     inherited: frozenset[str] = frozenset()
     ignore_identical_ids: bool = False
+    query_prompt: str = ""
+    document_prompt: str = ""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -65,6 +72,15 @@ class Source:
     def has_negatives(self) -> bool:
         """Whether an example has a query, a positive and negatives."""
         return self.form == "pairs" and len(self.columns) > 2
+
+    def prompts(self, prompts: Prompts) -> Prompts:
+        """Returns the prompts of the texts of this set, from the prompts of the run."""
+        replaced = {
+            kind: "" if prompt == NO_PROMPT else prompt
+            for kind, prompt in ((QUERY, self.query_prompt), (ANY, self.query_prompt), (DOCUMENT, self.document_prompt))
+            if prompt
+        }
+        return {**prompts, **replaced}
 
     def setting(self, name: str) -> str:
         """Returns the name and the value of a field as text, for messages."""
@@ -90,6 +106,8 @@ class Source:
         )
         self.require(not form.columns or len(columns) in form.columns, "texts", form.needs)
         self.require(self.weight > 0, "weight", "must be above 0; or leave the set out")
+        all_texts = f"has no effect with form={self.form}, whose texts all have the query prompt; leave the field out"
+        self.require(form.has_queries or not self.document_prompt, "document_prompt", all_texts)
         has_ids = "is for form=search, whose files have ids; leave the field out"
         self.require(not self.ignore_identical_ids or form.has_ids, "ignore_identical_ids", has_ids)
 

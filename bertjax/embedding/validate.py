@@ -5,7 +5,7 @@ from ml_collections import ConfigDict
 
 from bertjax.config.defaults import fine_tuning_config
 from bertjax.config.limits import one_of, require, within
-from bertjax.embedding.datasets import SECTION, dev_set, training_sets
+from bertjax.embedding.datasets import PROMPTS, SECTION, dev_set, training_sets
 from bertjax.embedding.forms import FORMS, JUDGES
 from bertjax.embedding.head import widths_of_loss
 from bertjax.embedding.losses import DISTANCES, LISTS, NAMES, TARGETS, VECTORS, LossSettings
@@ -70,7 +70,7 @@ def _validate_guide(config: ConfigDict, settings: LossSettings) -> None:
 def _validate_sets(config: ConfigDict) -> None:
     for name, fields in config.data.sets.items():
         fields = fields.to_dict() if isinstance(fields, ml_collections.ConfigDict) else fields
-        is_set = isinstance(fields, dict) and fields.keys() == {*SECTION, "weight"}
+        is_set = isinstance(fields, dict) and fields.keys() - {*PROMPTS} == {*SECTION, "weight"}
         require(is_set, f"data.sets.{name}", fields, "must be text_set(path, ...), as in experiments/embed.py")
     for source in (*training_sets(config.data).values(), dev_set(config.data)):
         source.validate()

@@ -17,6 +17,7 @@ from bertjax.distributed.mesh import GROUPS, make_mesh, put_batch
 from bertjax.embedding import datasets, losses
 from bertjax.finetuning import distillation
 from bertjax.finetuning import run as finetuning_run
+from bertjax.finetuning.encoding import encode_pairs
 from bertjax.finetuning.task import FineTuning
 from bertjax.inference import tasks
 from bertjax.interop import pretrained
@@ -268,6 +269,26 @@ def mixed(folder, checkpoint, **fields):
     return config
 
 
+def test_a_set_has_its_own_prompts(folder, checkpoint, tmp_path):
+    config = config_for(folder, checkpoint, **{"data.query_prompt": "ship ", "data.document_prompt": "sail "}).unlock()
+    texts = "query,positive"
+    config.data.texts = texts
+    config.data.sets.inherits = embed.text_set(str(folder), texts=texts)
+    config.data.sets.changes = embed.text_set(str(folder), texts=texts, query_prompt="rose ", document_prompt="none")
+    config.data.sets.scored = embed.text_set(str(folder), "scored", "one,other", "score", query_prompt="none")
+    assert {"query_prompt", "document_prompt"}.isdisjoint(config.data.sets.inherits)  # as in configs of older versions
+    validate(config.lock())
+    tokenizer = pretrained.read_pretrained(checkpoint).tokenizer
+    row = rows_of(42, 42)[3]
+    inherited = ("ship query", "sail positive")
+    expected = [inherited, ("rose query", "positive"), inherited, ("one", "other")]  # sets in the order of their names
+    for examples, words in zip(task_of(config, tmp_path).data.train_sets, expected, strict=True):
+        for ids, text in zip(examples.input_ids[2 * 3 : 2 * 4], words):
+            prompt, _, column = text.rpartition(" ")
+            (encoded,), _, _ = encode_pairs(tokenizer, [f"{prompt} {row[column]}".strip()], None, 16)
+            np.testing.assert_array_equal(ids, encoded)
+
+
 @pytest.mark.slow
 def test_a_run_on_several_data_sets_improves_the_score(folder, checkpoint, tmp_path):
     launch(mixed(folder, checkpoint), tmp_path)
@@ -458,6 +479,7 @@ def test_mistakes_raise_errors_of_one_line(fields, message, teacher, checkpoint,
     (dict(path="{empty}"), r".path = '.*': the folder has no train.csv or train.tsv or train.jsonl"),
     (dict(texts="one,two"), r"train.jsonl:1: no column 'two'; choose data.texts from query, positive"),
     (dict(path="{empty}/one.csv"), r".path = '.*': has one example, expected at least 2, beca"),
+    (dict(form="scored", label="score", document_prompt="none"), r".document_prompt = 'none': has no effect with form"),
     (dict(form="squad"), r".path = '.*': the folder has no train-v1.1.json or train-v2.0.json"),
     ("train.csv", r" = 'train.csv': must be text_set\(path, ...\)"),
 ])  # fmt: skip
