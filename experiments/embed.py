@@ -30,6 +30,10 @@ def get_config():
         # the document with the id of the query, for data whose queries are also documents, such as BEIR's ArguAna.
         dev=ml_collections.ConfigDict(dict(path="", form="", texts="", label="", ignore_identical_ids=False)),
         sets=ml_collections.ConfigDict(),  # more training sets by name, see `text_set`
+        # The share of a training set in the batches of an epoch: weights (its size times its weight) | proportional (to
+        # its size) | temperature (to its size ** (1 / temperature): above 1, small sets get larger shares).
+        sampling="weights",
+        temperature=1.0,
     ).unlock()
     # pooling selects the hidden states: mean (over all tokens) | cls (the first token) | last (the last token).
     # dense is the width of a dense layer after pooling (0: no layer), dense_act its activation: none | tanh.

@@ -11,9 +11,17 @@ from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.data.corpus import holdout
-from bertjax.data.loading.mixture import WeightedExamples
+from bertjax.data.loading.mixture import WeightedExamples, tempered_steps
 from bertjax.embedding import datasets, losses
-from bertjax.embedding.datasets import EncodedTexts, Prompts, Source, dev_set, training_sets
+from bertjax.embedding.datasets import (
+    TEMPERATURE,
+    WEIGHTS,
+    EncodedTexts,
+    Prompts,
+    Source,
+    dev_set,
+    training_sets,
+)
 from bertjax.embedding.evaluators import make_split
 from bertjax.embedding.forms import FORMS, WITH_QUERIES, TextSet
 from bertjax.embedding.head import EmbeddingHead, prompts_of, similarity_of, width_of, widths_of_loss
@@ -51,6 +59,14 @@ class EmbeddingData(TaskData, HasTeacherTargets, HasGuide):
 
     config: ConfigDict = dataclasses.field(default_factory=ConfigDict)
     text_sets: Sequence[tuple[TextSet, str]] = ()
+
+    def steps_of_sets(self, batch_size: int) -> list[int]:
+        """Returns the number of steps of an epoch on each of `train_sets`, by `data.sampling`."""
+        data = self.config.data
+        if (sampling := data.get("sampling", WEIGHTS)) == WEIGHTS:
+            return super().steps_of_sets(batch_size)
+        temperature = data.temperature if sampling == TEMPERATURE else 1.0
+        return tempered_steps(list(map(len, self.train_sets)), temperature, batch_size)
 
     def teacher_targets(self, teacher: Pretrained) -> list[np.ndarray]:
         """Returns the teacher's embeddings of the texts of each example, or scores of the example (`distill.what`).

@@ -27,6 +27,7 @@ PAIRS = dict(form="pairs", texts="anchor,positive", label="label")  # the defaul
 SECTION = ("path", "form", "texts", "label")  # the fields of a section about a set
 PROMPTS = ("query_prompt", "document_prompt")  # optional fields of a section of `data.sets`
 NO_PROMPT = "none"
+WEIGHTS, PROPORTIONAL, TEMPERATURE = SAMPLINGS = "weights", "proportional", "temperature"  # `config.data.sampling`
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from ml_collections import ConfigDict
 
 from bertjax.config.defaults import fine_tuning_config
 from bertjax.config.limits import one_of, require, within
-from bertjax.embedding.datasets import PROMPTS, SECTION, dev_set, training_sets
+from bertjax.embedding.datasets import PROMPTS, SAMPLINGS, SECTION, TEMPERATURE, WEIGHTS, dev_set, training_sets
 from bertjax.embedding.forms import FORMS, JUDGES
 from bertjax.embedding.head import widths_of_loss
 from bertjax.embedding.losses import DISTANCES, LISTS, NAMES, TARGETS, VECTORS, LossSettings
@@ -74,9 +74,23 @@ def _validate_sets(config: ConfigDict) -> None:
         require(is_set, f"data.sets.{name}", fields, "must be text_set(path, ...), as in experiments/embed.py")
     for source in (*training_sets(config.data).values(), dev_set(config.data)):
         source.validate()
+    _validate_sampling(config.data)
     dev = dev_set(config.data).form
     judging = f"single texts allow no evaluation; set data.dev.path, and data.dev.form to one of {', '.join(JUDGES)}"
     require(dev in JUDGES, "data.dev.form", dev, judging)
+
+
+def _validate_sampling(data: ConfigDict) -> None:
+    sampling, temperature = data.get("sampling", WEIGHTS), data.get("temperature", 1.0)
+    within("data.sampling", sampling, choices=SAMPLINGS)
+    within("data.temperature", temperature, above=0)
+    is_default, several = sampling == WEIGHTS, "needs several training sets: add data.sets, or leave the field out"
+    require(is_default or len(data.sets) > 0, "data.sampling", sampling, several)
+    unused = "applies to data.sampling=temperature; set data.sampling, or leave the field out"
+    require(sampling == TEMPERATURE or temperature == 1, "data.temperature", temperature, unused)
+    for source in training_sets(data).values():
+        weight = f"has no effect with data.sampling={sampling}; leave the weight out, or set data.sampling=weights"
+        source.require(is_default or source.weight == 1, "weight", weight)
 
 
 def _validate_teacher(config: ConfigDict) -> None:

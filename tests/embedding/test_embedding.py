@@ -12,7 +12,7 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder
-from bertjax.data.loading.mixture import MixedOrder, steps_per_dataset
+from bertjax.data.loading.mixture import MixedOrder, steps_per_dataset, tempered_steps
 from bertjax.distributed.mesh import GROUPS, make_mesh, put_batch
 from bertjax.embedding import datasets, losses
 from bertjax.finetuning import distillation
@@ -24,7 +24,7 @@ from bertjax.interop import pretrained
 from bertjax.launch.start import launch
 from bertjax.launch.validate import validate
 from bertjax.training.checkpoints import checkpoint as checkpoints
-from bertjax.training.checkpoints.workdir import write_info
+from bertjax.training.checkpoints.workdir import read_info, write_info
 from bertjax.training.optim.schedules import make_schedule
 from bertjax.training.step import Program, put_hyperparameters
 from bertjax.training.trackers.jsonl import read_metrics
@@ -269,6 +269,38 @@ def mixed(folder, checkpoint, **fields):
     return config
 
 
+@pytest.mark.parametrize("sizes, temperature, expected", [
+    ((800, 80, 8), 1.0, [100, 10, 1]), ((800, 80, 8), 2.0, [78, 25, 8]), ((800, 80, 8), 1e9, [37, 37, 37]),
+    ((8000, 1), 0.1, [1000, 1]), ((9, 9), 1.0, [2, 2]), ((4, 42), 1.0, [1, 6]), ((1, 1, 1), 1.0, [1, 1, 1]),
+])  # fmt: skip
+def test_datasets_are_sampled_by_temperature(sizes, temperature, expected):
+    assert tempered_steps(sizes, temperature, 8) == expected
+    assert sum(expected) == sum(-(-size // 8) for size in sizes)
+
+
+def test_sampling_determines_the_steps_of_an_epoch(folder, checkpoint, tmp_path):
+    """The similar set is used twice by its weight; without the weight, its share depends on its size."""
+    task = task_of(mixed(folder, checkpoint), tmp_path)
+    assert task.data.steps_of_sets(16) == [3, 6]
+    config = config_for(folder, checkpoint, **{"data.sampling": "temperature", "data.temperature": 1e9}).unlock()
+    write_table(tmp_path / "small.jsonl", rows_of(4, 4))
+    config.data.sets.small = embed.text_set(str(tmp_path / "small.jsonl"), texts="query,positive")
+    validate(config.lock())
+    task = task_of(config, tmp_path)
+    assert task.data.steps_of_sets(16) == [2, 2] and task.data.count(16) == 64
+    batches = [batch["labels"].shape[-1] for batch in itertools.islice(task.batches(0), 4)]
+    assert sorted(batches) == [2, 2, 3, 3]
+    assert [batch["labels"].shape[-1] for batch in itertools.islice(task.batches(1), 3)] == batches[1:]
+    with config.unlocked():
+        config.data.update(sampling="proportional", temperature=1.0)
+    validate(config)
+    assert task_of(config, tmp_path).data.steps_of_sets(16) == [3, 1]
+    with config.unlocked():
+        config.data.sets.small.weight = 2.0
+    with pytest.raises(UserError, match=r"config.data.sets.small.weight = 2.0: has no effect with data.sampling=prop"):
+        validate(config)
+
+
 def test_a_set_has_its_own_prompts(folder, checkpoint, tmp_path):
     config = config_for(folder, checkpoint, **{"data.query_prompt": "ship ", "data.document_prompt": "sail "}).unlock()
     texts = "query,positive"
@@ -295,6 +327,28 @@ def test_a_run_on_several_data_sets_improves_the_score(folder, checkpoint, tmp_p
     lines = read_metrics(tmp_path)
     scores = [line["eval/spearman"] for line in lines if "eval/spearman" in line]
     assert lines[-1]["step"] == 2 * (3 + 6) and scores[-1] > 0.5
+
+
+NEW_FIELDS = (
+    "loss.name", "loss.distance_metric", "loss.triplet_margin", "loss.guide", "loss.guide_margin", "data.sampling",
+    "data.temperature", "distill.student_temperature", "distill.teacher_temperature",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_config_of_an_older_version_trains_and_resumes_without_differences(folder, checkpoint, tmp_path, capsys):
+    """The config of the run, or the user's experiment file, lacks the fields of later versions."""
+    config = mixed(folder, checkpoint)
+    with config.unlocked():
+        for field in NEW_FIELDS:
+            section, _, name = field.partition(".")
+            del config[section][name]
+    launch(config, tmp_path / "run")
+    run_config = read_info(tmp_path / "run").config
+    assert "name" not in run_config.loss and "sampling" not in run_config.data
+    launch(mixed(folder, checkpoint), tmp_path / "run")
+    output = capsys.readouterr().out
+    assert "already finished" in output and "(was " not in output
 
 
 # Distillation.
@@ -433,6 +487,10 @@ GIVEN = {"distill.what": "kl", "data.label": "score,same"}
     ({"loss.guide": "{teacher}", "loss.name": "triplet"}, r"config.loss.guide = .*: selects in-batch negatives of"),
     (SCORED | {"loss.guide": "{teacher}"}, r"config.loss.guide = .*: selects in-batch negatives of the loss infonce"),
     ({"loss.guide_margin": 0.1}, r"config.loss.guide_margin = 0.1: needs a guide: set loss.guide"),
+    ({"data.sampling": "sizes"}, r"config.data.sampling = 'sizes': choose one of weights, proportional, temperature"),
+    ({"data.sampling": "proportional"}, r"config.data.sampling = 'proportional': needs several training sets: add d"),
+    ({"data.temperature": 0.0}, r"config.data.temperature = 0.0: must be above 0"),
+    ({"data.temperature": 2.0}, r"config.data.temperature = 2.0: applies to data.sampling=temperature; set data.sam"),
     ({"data.form": "pair"}, r"config.data.form = 'pair': choose one of pairs, scored"),
     ({"data.texts": "query"}, r"config.data.texts = 'query': must name two columns or more: query, positive, neg"),
     ({"data.dev.texts": ""}, r"config.data.texts = 'query,positive,negative': must name two columns, because scored"),

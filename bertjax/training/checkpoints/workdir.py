@@ -322,6 +322,7 @@ def _flat_fields(config: ConfigDict) -> dict[str, Any]:
         "distill.teacher": "", "distill.temperature": 2.0, "distill.weight": 0.5,
         "distill.student_temperature": 0.0, "distill.teacher_temperature": 0.0,
         "loss.name": "", "loss.distance_metric": "cosine", "loss.triplet_margin": 0.5,
+        "data.sampling": "weights", "data.temperature": 1.0,
         "loss.guide": "", "loss.guide_margin": 0.0,
     }  # fmt: skip
     for section in RESULT_FIELDS:
