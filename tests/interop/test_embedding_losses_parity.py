@@ -88,7 +88,7 @@ CASES = {  # texts, labels, bertjax settings, sentence-transformers' name and se
     "scored": (2, SCORES, {}, "CoSENTLoss", dict(scale=SCALE)),
     "labelled": (2, LABELS, {}, "ContrastiveLoss", dict(margin=0.4)),
     "angle": (2, SCORES, dict(name="angle"), "AnglELoss", dict(scale=SCALE)),
-    "online": (2, LABELS, dict(name="online_contrastive"), "OnlineContrastiveLoss", dict(margin=0.4)),
+    "online": (2, LABELS, dict(name="online_contrastive", margin=1.1), "OnlineContrastiveLoss", dict(margin=1.1)),
     "online, equal": (2, np.ones(EXAMPLES, int), dict(name="online_contrastive"), "OnlineContrastiveLoss", {}),
     "online, different": (
         2, np.zeros(EXAMPLES, int), dict(name="online_contrastive", margin=1.1), "OnlineContrastiveLoss",
