@@ -208,7 +208,7 @@ def _changed(section: str, values: Mapping[str, Any], default: Mapping[str, Any]
     return {f"{section}.{field}": value for field, value in values.items() if value != default.get(field)}
 
 
-def has_teacher(settings: ConfigDict) -> bool:
+def _has_teacher(settings: ConfigDict) -> bool:
     """Returns whether a run was trained on the targets of a teacher, or on scores in its data."""
     distill = settings.get("distill", {})
     return bool(distill.get("teacher")) or distill.get("what", "vectors") != "vectors"
@@ -236,7 +236,7 @@ def _recipe(settings: ConfigDict, step: int) -> dict[str, Any]:
         default = fine_tuning_config(settings.task)
         rows |= {name: settings[name] for name in LAYERS if settings.get(name)}
         for section in SECTIONS:
-            if section != "distill" or has_teacher(settings):
+            if section != "distill" or _has_teacher(settings):
                 rows |= _changed(section, settings.get(section, {}), default[section])
     # Temperatures of 0 have the value of distill.temperature.
     rows = {name: value for name, value in rows.items() if not (name.endswith("_temperature") and value == 0)}
