@@ -120,5 +120,5 @@ def _validate_teacher(config: ConfigDict) -> None:
         unused = "names scores of documents, which have no effect without distill.what; set distill.what=scores or kl"
         source.require(not (is_vectors and source.score_columns), "label", unused)
         documents = len(source.columns) - 1
-        each = f"must name {documents} columns, the score of each document, because distill.teacher is empty"
-        source.require(is_vectors or len(source.score_columns) == documents, "label", each)
+        per_document = f"must name {documents} columns, the score of each document, because distill.teacher is empty"
+        source.require(is_vectors or len(source.score_columns) == documents, "label", per_document)

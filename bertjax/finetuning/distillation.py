@@ -67,7 +67,7 @@ def stored_outputs(
     description: str,
     compute: Callable[[], list[np.ndarray]],
 ) -> list[np.ndarray]:
-    """Returns the outputs of another checkpoint for each training example: computes them once, and stores them.
+    """Returns the outputs of another checkpoint for each training example, which are computed once and stored.
 
     Args:
       path: the file of the outputs.

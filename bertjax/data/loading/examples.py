@@ -127,13 +127,13 @@ class Examples:
         else:
             labels = self._labels[np.maximum(rows, 0)]
         batch |= {"labels": labels, "weights": weights}
-        for name, outputs in self._outputs_of_others.items():
+        for name, outputs in self._model_outputs.items():
             shape, selected = self._output_shape(outputs), (outputs[example] for example in rows[used])
             batch[name] = _fill(np.zeros((*weights.shape, *shape), np.float32), used, NO_STARTS, selected)
         return batch
 
     @property
-    def _outputs_of_others(self) -> dict[str, Sequence[np.ndarray]]:
+    def _model_outputs(self) -> dict[str, Sequence[np.ndarray]]:
         """The outputs of a teacher and of a guide, by the names of their arrays in a batch."""
         outputs = {"teacher_logits": self.teacher_logits, "guide_embeddings": self.guide_embeddings}
         return {name: arrays for name, arrays in outputs.items() if arrays is not None}
@@ -162,7 +162,7 @@ class Examples:
         examples, rows, starts = examples[is_example], rows[is_example], starts[is_example]
         places = _Places(examples, rows, starts, index_in_row(rows))
         batch = self._packed_tokens(places, count, row) | self._packed_labels(places, count, row)
-        for name, outputs in self._outputs_of_others.items():
+        for name, outputs in self._model_outputs.items():
             batch[name] = self._packed_outputs(outputs, places, count, row)
         batch["dropout_rows"] = first_in_row(np.arange(len(rows)), rows, count)
         return batch
