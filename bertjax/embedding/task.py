@@ -106,6 +106,9 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
         encoded = EncodedTexts(one, np.zeros((config.batch_size, texts), np.int32))
         labels = np.zeros(config.batch_size, value_type) if value_type else encoded.numbers
         train = datasets.training_examples(encoded, labels)
+        if config.loss.get("guide"):  # The width of the guide is assumed to be the width of this model.
+            guide_embeddings = [np.zeros((texts, width_of(config.head, config.model)), np.float32)] * len(train)
+            train = dataclasses.replace(train, guide_embeddings=guide_embeddings)
         dev = UnscoredTexts(Examples(train.input_ids, train.token_types))
         return TaskData(EmbeddingHead(), (), train, (dev,), metric="")
 

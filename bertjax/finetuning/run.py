@@ -25,7 +25,7 @@ from bertjax.finetuning.task import FineTuning
 from bertjax.finetuning.validate import validate
 from bertjax.inference import abilities, tasks
 from bertjax.inference.predictor import predict
-from bertjax.inference.task import HasSampleData, Split, TaskData
+from bertjax.inference.task import HasGuide, HasSampleData, Split, TaskData
 from bertjax.interop import initialization, pretrained, resizing
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
@@ -142,6 +142,8 @@ def load_inputs(config: ResolvedConfig, workdir: epath.Path, previous: RunInfo |
         data = tasks.get(config.task).load(config, tokenizer)
     if config.get("distill", {}).get("teacher"):
         data = with_teacher_targets(config, data, tokenizer, workdir)
+    if isinstance(data, HasGuide):
+        data = data.with_guide(tokenizer, workdir)
     return RunInputs(tokenizer, data, fingerprints.relative_to(config.data.path, read), previous is None)
 
 
