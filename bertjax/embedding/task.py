@@ -115,8 +115,9 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
     def predict(self, source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
         """Yields the `vector` of each text, or the `cosine` or `dot` product of each pair, and `cut` if truncated.
 
-        A single text has the prompt of the kind `ANY`: the query prompt of a run, or the default prompt of a folder. The texts of a pair have the prompts of the kinds `QUERY` and
-        `DOCUMENT`, or of `ANY` if the run was trained on pairs without queries and documents, such as scored pairs.
+        A single text has the prompt of the kind `ANY`: the query prompt of a run, or the default prompt of a folder.
+        The texts of a pair have the prompts of the kinds `QUERY` and `DOCUMENT`, or of `ANY` if the run was trained on
+        pairs without queries and documents, such as scored pairs.
         """
         run_data = source.settings.get("data", {})
         has_queries = "form" not in run_data or FORMS[run_data.form].has_queries
