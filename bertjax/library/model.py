@@ -300,7 +300,7 @@ class Model:
           The logits of words `[batch, length, vocab]`, of classes `[batch, labels]`, of tags `[batch, length, labels]`,
           of the start and the end of answers `[batch, length, 2]`, or of choices `[batch, choices, 1]`; or embeddings
           `[batch, width]`. A bidirectional language model (ELMo) returns `[batch, 2 * length, vocab]`: the logits of
-          the next words, then the logits of the previous words. A checkpoint without a head returns the result of `encode`.
+          the next words, then the logits of the previous words. Without a head, returns the result of `encode`.
 
         Examples:
           >>> loss = lambda params: model.apply(params, ids).mean()
