@@ -81,7 +81,8 @@ class Scored(NamedTuple):
     """Documents of a query with their scores.
 
     Attributes:
-      numbers: the indices in `Search.documents` of candidates or of negatives, in the order of their ranks.
+      numbers: the indices in `Search.documents` of candidates or of negatives, by falling score, or by cosine or dot
+        product if a reranker replaced the scores of chosen negatives.
       scores: their scores.
       positives: the scores of the relevant documents, in the order of `Search.relevant`.
     """
@@ -95,12 +96,12 @@ class Mined(NamedTuple):
     """The negatives of a search.
 
     Attributes:
-      rows: (index of the query, indices of its negatives, the nearest first) of each query with enough negatives.
+      rows: (index of the query, indices of its negatives in the order of `Scored`) of each query with enough negatives.
       candidates: the number of candidates with an allowed rank, summed over all queries.
       dropped: the number of rejected candidates by reason.
       cosines: the mean score of the relevant documents, and of the negatives; NaN without negatives.
       reasons: like `dropped`, but only for the queries with too few negatives.
-      inverted: the number of queries with a negative that is nearer than a relevant document.
+      inverted: the number of queries with a negative that has a higher score than a relevant document.
       noun: the name of the scores in `cosines`, which the limits compare: cosine, dot product or reranker's score.
       scored: the negatives of each of `rows` with their scores.
     """
@@ -136,9 +137,10 @@ def mine_negatives(
       documents: the embeddings of the documents, `[documents, width]`.
       choice: the rules.
       similarity: "cosine", or "dot" to use dot products in place of all cosines.
-      reranker: scores the candidates with ranks from `first` to `last`, which are ranks by cosine or dot product. The
-        limits compare these scores, and the negatives are the candidates with the highest of these scores. Without
-        limits, the reranker only replaces the scores of the chosen negatives.
+      reranker: scores the candidates with ranks from `first` to `last`, which are ranks by cosine or dot product. If
+        the choice has limits, the limits compare these scores, and the negatives are the candidates with the highest of
+        these scores. Without limits, cosines or dot products choose the negatives, and the reranker only replaces the
+        scores of the relevant documents and of the negatives in `Mined.scored`.
       folder: keeps finished parts; None keeps nothing.
       identity: hashes that determine the search and the embeddings, for the names of the parts.
     """
@@ -309,9 +311,9 @@ def write_negatives(
         yield f"warning: {fewer} of {queries} {dropped}, since {cause}; {remedy}" if is_most else f"{fewer} {dropped}"
     if mined.inverted:
         yield (
-            f"warning: {mined.inverted} of {len(mined.rows)} queries have a negative that is nearer than their "
-            f"positive. Such a negative may be relevant; --margin=0 excludes it. If --margin=0 drops most queries, "
-            f"train the checkpoint longer before you mine with it"
+            f"warning: {mined.inverted} of {len(mined.rows)} queries have a negative with a higher score than "
+            f"their positive. Such a negative may be relevant; --margin=0 excludes it. If --margin=0 drops most "
+            f"queries, train the checkpoint longer before you mine with it"
         )
     yield f"mean {mined.noun}s: " + "{:.3f} of positives, {:.3f} of negatives".format(*mined.cosines)
 

@@ -210,7 +210,7 @@ class FineTuningPlanning(Planning):
         if not isinstance(task, HasSampleData):
             supported = [name for name, other_task in tasks.loadable() if isinstance(other_task, HasSampleData)]
             raise UserError(
-                f"config.task = {config.task!r}: `compile` supports only pretraining and {', '.join(supported)}"
+                f"config.task = {config.task!r}: `compile` supports only pretraining, {', '.join(supported)}"
             )
         length = config.max_seq_length
         require(length <= longest, "max_seq_length", length, f"longer than model.max_position_embeddings = {longest}")

@@ -113,7 +113,9 @@ def write_hidden_states(
                 member.write(np.ascontiguousarray(features).data)
                 written += features.size
         if written != rows * shape[1]:
-            raise UserError("--input: has changed while it was read; start again")
+            raise UserError(
+                "--input: the file changed during the computation; stop the program that changes it, and try again"
+            )
         with archive.open("offsets.npy", "w") as member:
             np.lib.format.write_array(member, offsets)
     return WrittenStates(shape, len(counts), int((counts > longest).sum()))

@@ -195,8 +195,8 @@ def write_embeddings(
       ids: a function that returns an id for each text, for a column of a .parquet; None for no column.
       id_name: the name of the column.
       size: the number of bytes of the texts, for the bar that shows the progress; 0 if unknown.
-      precision: float32, int8 or ubinary, see `Quantizer`. The file names another precision than float32: an .npz in
-        the array `description`, a .parquet in its metadata, and an .npy in a .json beside it.
+      precision: float32, int8 or ubinary, see `Quantizer`. A precision that is not float32 is recorded:
+        for an .npz in its array `description`, for a .parquet in its metadata, for an .npy in a .json beside it.
       ranges: for int8, see `Quantizer.calibrated`.
 
     Raises:
@@ -225,7 +225,7 @@ def write_embeddings(
         rows = np.load(partial, mmap_mode="r") if written.shape[0] else np.zeros(written.shape, np.float32)
         try:
             quantizer = None if precision == FLOAT32 else Quantizer.calibrated(precision, rows, ranges)
-        except UserError:  # int8 needs two texts. The file of one text would refuse the next command's texts.
+        except UserError:  # int8 needs two texts. The next command with other texts must not find these files.
             partial.unlink()
             journal.unlink()
             raise

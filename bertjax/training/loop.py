@@ -78,7 +78,7 @@ def train_task(
       hooks: hooks that are called before the hooks of the config.
       save_final_opt_state: whether the last checkpoint has the optimizer state, so that a later command with more
         steps can resume from it.
-      start_time: the time at which the command started, in seconds of `time.monotonic`; None for now.
+      start_time: the time at which the command started, in seconds of `time.monotonic`; None: the time of this call.
 
     Returns:
       The state of the last step, and the scores of the last step and of the best checkpoint.

@@ -191,9 +191,9 @@ def _make_train_step(
 ) -> jax.stages.Wrapped:
     """Returns the jitted training step of a loss. The first call compiles the step.
 
-    The random key of a row is a function of (seed, step, index of the row in the batch). A packed batch has
-    `dropout_rows` `[rows]`: the index of the first sequence of each row in the batch before packing. Dropout therefore
-    does not depend on the number of packed rows.
+    The random key of a row is a function of (seed, step, index of the row in the batch). In a packed
+    batch, `dropout_rows` `[rows]` replaces this index: it is the number of the first sequence of each row among all
+    sequences of the batch. Dropout therefore does not depend on the number of packed rows.
 
     The mesh axis `data` divides the rows into groups. Each group sums its gradients. The step adds these sums once,
     in `config.grad_dtype`.

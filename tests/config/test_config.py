@@ -22,7 +22,9 @@ PRETRAINING = [
     "xlnet:base", "xlnet:large", "xlnet:cores",
     "ablations/objective:ltr", "ablations/size:6-768-3", "ablations/masking:80-20-0", "ablations/positions:none",
 ]  # fmt: skip
-FINE_TUNING = ["glue:mrpc", "classify", "squad:v1.1", "squad:v2.0", "ner", "tag", "swag", "features:last", "embed"]
+FINE_TUNING = [
+    "glue:mrpc", "classify", "squad:v1.1", "squad:v2.0", "ner", "tag", "swag", "features:last", "embed", "rerank",
+]  # fmt: skip
 EXPERIMENTS = PRETRAINING + FINE_TUNING
 
 

@@ -150,7 +150,7 @@ def test_mining_warns_of_probable_mistakes(search, vectors, tmp_path):
         rows, (dropped, *_) = lines(choice)
         assert dropped.startswith(f"warning: {QUERIES - rows} of {QUERIES} queries were dropped: ") and why in dropped
     rows, (inverted,) = lines(Choice())
-    assert re.match(rf"warning: \d+ of {rows} queries have a negative that is nearer than .*; --margin=0 ", inverted)
+    assert re.match(rf"warning: \d+ of {rows} queries have a negative with a higher score .*; --margin=0 ", inverted)
     assert rows == QUERIES and not lines(Choice(last=500, margin=0.0))[1]
 
 

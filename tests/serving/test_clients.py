@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import bertjax
-from bertjax.cli import serve
 from bertjax.common.errors import UserError
 from bertjax.config import experiments
 from bertjax.finetuning.metrics import l2_normalize
@@ -24,6 +23,7 @@ from bertjax.serving import access
 from bertjax.serving import http as serving_http
 from bertjax.serving.methods import EmbedMethod
 from tests.interop.test_golden import GOLDEN
+from tests.processes import ROOT
 from tests.processes import run as command
 from tests.serving.test_serving import metrics_of, post, serving, serving_here
 from tests.test_library import TEXTS, made
@@ -395,7 +395,7 @@ def test_an_unusable_key_is_refused_in_one_line(key, monkeypatch):
     with pytest.raises(UserError, match="BERTJAX_API_KEY: must be one or more printable ASCII characters") as raised:
         access.read_api_key()
     assert not key.strip() or key not in str(raised.value)
-    assert serve.__doc__ and access.VARIABLE in serve.__doc__
+    assert access.VARIABLE in (ROOT / "bertjax/cli/serve.py").read_text()
 
 
 def test_the_command_refuses_an_unusable_key(tmp_path):
