@@ -2,7 +2,8 @@
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -10,39 +11,65 @@ from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.data.corpus import holdout
-from bertjax.data.loading.mixture import WeightedExamples
+from bertjax.data.loading.mixture import WeightedExamples, tempered_steps
 from bertjax.embedding import datasets, losses
-from bertjax.embedding.datasets import EncodedTexts, Prompts, Source, dev_set, training_sets
+from bertjax.embedding.datasets import (
+    TEMPERATURE,
+    WEIGHTS,
+    EncodedTexts,
+    Prompts,
+    Source,
+    dev_set,
+    training_sets,
+)
 from bertjax.embedding.evaluators import make_split
 from bertjax.embedding.forms import FORMS, WITH_QUERIES, TextSet
 from bertjax.embedding.head import EmbeddingHead, prompts_of, similarity_of, width_of, widths_of_loss
 from bertjax.embedding.retrieval import Search
+from bertjax.finetuning import distillation
 from bertjax.finetuning.contamination import seen_in_training
 from bertjax.finetuning.table_summary import TableSummary
 from bertjax.inference import predictor
-from bertjax.inference.task import HasTeacherTargets, TaskData
+from bertjax.inference.task import HasGuide, HasTeacherTargets, TaskData
+from bertjax.interop import pretrained
 from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.interop.sentence_transformers import ARCHITECTURE, SETTINGS
 from bertjax.text.tokenizer import Tokenizer
 
+GUIDE_FILE = "guide_embeddings.npz"
 TEACHER_EXAMPLES = 1024  # examples whose teacher scores are computed at once
+# The targets of examples from the embeddings of their texts `[examples, texts, width]`, by `distill.what`.
+TARGETS: Mapping[str, Callable[[Any], Any]] = {
+    losses.VECTORS: lambda embeddings: embeddings,
+    losses.SCORES: losses.example_scores,
+    losses.LISTS: losses.document_scores,
+}
 TO_COSINES = "losses compare embeddings by cosines; set 'cosine' in a copy of the folder"
 
 
 @dataclasses.dataclass(frozen=True)
-class EmbeddingData(TaskData, HasTeacherTargets):
+class EmbeddingData(TaskData, HasTeacherTargets, HasGuide):
     """The data of embeddings.
 
     Attributes:
       config: the config of the run.
-      text_sets: each training set, and the name of its form; empty without a teacher, to free the memory of the texts.
+      text_sets: each training set, and the name of its form; empty without a teacher and a guide, because a set holds
+        all texts.
     """
 
     config: ConfigDict = dataclasses.field(default_factory=ConfigDict)
     text_sets: Sequence[tuple[TextSet, str]] = ()
 
+    def steps_of_sets(self, batch_size: int) -> list[int]:
+        """Returns the number of steps of an epoch on each of `train_sets`, by `data.sampling`."""
+        data = self.config.data
+        if (sampling := data.get("sampling", WEIGHTS)) == WEIGHTS:
+            return super().steps_of_sets(batch_size)
+        temperature = data.temperature if sampling == TEMPERATURE else 1.0
+        return tempered_steps(list(map(len, self.train_sets)), temperature, batch_size)
+
     def teacher_targets(self, teacher: Pretrained) -> list[np.ndarray]:
-        """Returns the teacher's embeddings of the texts of each example, or their scores (`distill.what`).
+        """Returns the teacher's embeddings of the texts of each example, or scores of the example (`distill.what`).
 
         The teacher reads the texts with its own tokenizer and prompts.
 
@@ -51,36 +78,78 @@ class EmbeddingData(TaskData, HasTeacherTargets):
         """
         distill = self.config.distill
         field = f"config.distill.teacher = {distill.teacher!r}: "
-        if teacher.architecture != ARCHITECTURE:
-            head = teacher.architecture or "no head"
-            raise UserError(
-                f"{field}computes no embeddings ({head}); choose a run of embed, or a sentence-transformers folder"
-            )
+        _require_embeddings(field, teacher)
         if (similarity := similarity_of(teacher.settings)) != "cosine":
             raise UserError(
                 f"{field}{SETTINGS}: similarity_fn_name {similarity!r} is not supported in a teacher; {TO_COSINES}"
             )
-        prompts, tokenizer = prompts_of(teacher.settings), tokenizer_of(teacher)
         targets: list[np.ndarray] = []
         for text_set, form in self.text_sets:
-            encoded = datasets.encode_set(text_set, form, prompts, tokenizer, teacher.max_seq_length)
-            embeddings = np.stack(predictor.predict(EmbeddingHead(), teacher, encoded.examples))
+            embeddings, all_numbers = _embed_set(teacher, text_set, form)
             student_width = width_of(self.config.head, self.config.model)
-            if distill.what == "vectors" and (width := embeddings.shape[-1]) != student_width:
+            if distill.what == losses.VECTORS and (width := embeddings.shape[-1]) != student_width:
                 raise UserError(
                     f"{field}the width of the embeddings is {width}, but the width of this model's embeddings is "
                     f"{student_width}; set head.dense={width}, or distill.what=scores"
                 )
-            for numbers in np.array_split(encoded.numbers, len(encoded.numbers) // TEACHER_EXAMPLES + 1):
-                selected = embeddings[numbers]
-                targets.extend(selected if distill.what == "vectors" else np.asarray(losses.example_scores(selected)))
+            target = TARGETS[distill.what]
+            for numbers in np.array_split(all_numbers, len(all_numbers) // TEACHER_EXAMPLES + 1):
+                targets.extend(np.asarray(target(embeddings[numbers])))
         return targets
+
+    def with_guide(self, tokenizer: Tokenizer, workdir: epath.Path) -> TaskData:
+        """Returns the data whose examples of texts have the embeddings of `loss.guide`."""
+        if not (guide := self.config.loss.get("guide", "")):
+            return self
+        guided = [number for number, form in enumerate(self.forms) if FORMS[form].value_type is None]
+
+        def embeddings_of_examples() -> list[np.ndarray]:
+            source = pretrained.read_with_tokenizer(guide)
+            _require_embeddings(f"config.loss.guide = {guide!r}: ", source)
+            sets = (_embed_set(source, *self.text_sets[number]) for number in guided)
+            return [embeddings[numbers] for embeddings, all_numbers in sets for numbers in all_numbers]
+
+        sets = list(self.train_sets)
+        outputs = distillation.stored_outputs(
+            workdir / GUIDE_FILE,
+            [guide, tokenizer.fingerprint],
+            [sets[number] for number in guided],
+            tuple(self.forms[number] for number in guided),
+            f"the embeddings of the guide {guide}",
+            embeddings_of_examples,
+        )
+        start = 0
+        for number in guided:
+            end = start + len(sets[number])
+            sets[number], start = dataclasses.replace(sets[number], guide_embeddings=outputs[start:end]), end
+        train, *more = sets
+        more_train = tuple(share._replace(examples=examples) for share, examples in zip(self.more_train, more))
+        return dataclasses.replace(self, train=train, more_train=more_train)
+
+
+def _require_embeddings(field: str, source: Pretrained) -> None:
+    """Raises `UserError` about a field unless a checkpoint computes embeddings."""
+    if source.architecture != ARCHITECTURE:
+        head = source.architecture or "no head"
+        raise UserError(
+            f"{field}computes no embeddings ({head}); choose a run of embed, or a sentence-transformers folder"
+        )
+
+
+def _embed_set(source: Pretrained, text_set: TextSet, form: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the embeddings of the distinct texts of a set, and the numbers of the texts of each example.
+
+    The checkpoint reads the texts with its own tokenizer and prompts.
+    """
+    prompts, tokenizer = prompts_of(source.settings), tokenizer_of(source)
+    encoded = datasets.encode_set(text_set, form, prompts, tokenizer, source.max_seq_length)
+    return np.stack(predictor.predict(EmbeddingHead(), source, encoded.examples)), encoded.numbers
 
 
 def load_sets(config: ConfigDict, tokenizer: Tokenizer) -> EmbeddingData:
     """Reads the training sets and the dev set. Raises `UserError` for missing or invalid files."""
     data, notes = config.data, []
-    encoding = (prompts_of(config), tokenizer, config.max_seq_length)
+    prompts, settings = prompts_of(config), (tokenizer, config.max_seq_length)
     examples, text_sets, dev = [], [], dev_set(data)
     held_out: frozenset[str] = frozenset()
     is_file = epath.Path(data.path).is_file()
@@ -96,12 +165,16 @@ def load_sets(config: ConfigDict, tokenizer: Tokenizer) -> EmbeddingData:
         source.require(
             len(text_set.texts) > 1, "path", "has one example, expected at least 2, because the loss compares examples"
         )
-        encoded = datasets.encode_set(text_set, source.form, *encoding)
-        examples.append(WeightedExamples(datasets.training_examples(encoded, text_set.labels), source.weight))
+        encoded = datasets.encode_set(text_set, source.form, source.prompts(prompts), *settings)
+        train = datasets.training_examples(encoded, text_set.labels)
+        if text_set.scores is not None:
+            scores = text_set.scores if config.distill.what == losses.LISTS else losses.margins(text_set.scores)
+            train = dataclasses.replace(train, teacher_logits=list(scores))
+        examples.append(WeightedExamples(train, source.weight))
         text_sets.append((text_set, source.form))
-        notes += describe_set(name or "training", text_set, encoded, tokenizer, config.max_seq_length)
-    dev_texts, encoded = read_evaluated(dev, ["dev"], held_out, *encoding)
-    notes += describe_set("dev", dev_texts, encoded, tokenizer, config.max_seq_length)
+        notes += describe_set(name or "training", text_set, encoded, *settings)
+    dev_texts, encoded = read_evaluated(dev, ["dev"], held_out, prompts, *settings)
+    notes += describe_set("dev", dev_texts, encoded, *settings)
     trained = itertools.chain.from_iterable(text_set.texts for text_set, _ in text_sets)
     notes += seen_in_training(trained, ("dev examples", dev_texts.texts))
     split = make_split(dev_texts, encoded, widths_of_loss(config, width_of(config.head, config.model)))
@@ -116,7 +189,7 @@ def load_sets(config: ConfigDict, tokenizer: Tokenizer) -> EmbeddingData:
         more_train=tuple(more_train),
         forms=tuple(form for _, form in text_sets),
         config=config,
-        text_sets=tuple(text_sets) if config.distill.teacher else (),
+        text_sets=tuple(text_sets) if config.distill.teacher or config.loss.get("guide") else (),
     )
 
 

@@ -15,7 +15,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.lists import split_at_commas
 from bertjax.data.loading.examples import Examples
 from bertjax.embedding import retrieval
-from bertjax.embedding.forms import FORMS, WITH_QUERIES, FileForm, Form, TextSet, number_texts
+from bertjax.embedding.forms import FORMS, WITH_QUERIES, FileForm, Form, TextSet, number_texts, score_columns
 from bertjax.embedding.retrieval import Search
 from bertjax.finetuning.encoding import encode_pairs
 from bertjax.text.tokenizer import Tokenizer
@@ -25,6 +25,9 @@ ANY = None  # the kind of a text that is neither a query nor a document
 Prompts = Mapping[str | None, str]
 PAIRS = dict(form="pairs", texts="anchor,positive", label="label")  # the default section of a set
 SECTION = ("path", "form", "texts", "label")  # the fields of a section about a set
+PROMPTS = ("query_prompt", "document_prompt")  # optional fields of a section of `data.sets`
+NO_PROMPT = "none"
+WEIGHTS, PROPORTIONAL, TEMPERATURE = SAMPLINGS = "weights", "proportional", "temperature"  # `config.data.sampling`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +44,9 @@ class Source:
       weight: the mean number of uses of an example of a training set per epoch.
       inherited: the fields that are unset in the section and come from `data`.
       ignore_identical_ids: whether the search for a query ignores the document with the same id.
+      query_prompt: the prompt of queries, or of all texts of a form without queries; "" for the prompt of `data`,
+        `NO_PROMPT` for no prompt.
+      document_prompt: the prompt of documents; "" and `NO_PROMPT` as in `query_prompt`.
     """
 
     forms: ClassVar[Mapping[str, FileForm]] = FORMS
@@ -52,11 +58,32 @@ class Source:
     weight: float = 1.0
     inherited: frozenset[str] = frozenset()
     ignore_identical_ids: bool = False
+    query_prompt: str = ""
+    document_prompt: str = ""
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns of the texts."""
         return tuple(map(str.strip, split_at_commas(self.texts)))
+
+    @property
+    def score_columns(self) -> tuple[str, ...]:
+        """The columns with a score for each document; only the form pairs has them."""
+        return score_columns(self.label) if self.form == "pairs" else ()
+
+    @property
+    def has_negatives(self) -> bool:
+        """Whether an example has a query, a positive and negatives."""
+        return self.form == "pairs" and len(self.columns) > 2
+
+    def prompts(self, prompts: Prompts) -> Prompts:
+        """Returns the prompts of the texts of this set, from the prompts of the run."""
+        replaced = {
+            kind: "" if prompt == NO_PROMPT else prompt
+            for kind, prompt in ((QUERY, self.query_prompt), (ANY, self.query_prompt), (DOCUMENT, self.document_prompt))
+            if prompt
+        }
+        return {**prompts, **replaced}
 
     def setting(self, name: str) -> str:
         """Returns the name and the value of a field as text, for messages."""
@@ -82,6 +109,8 @@ class Source:
         )
         self.require(not form.columns or len(columns) in form.columns, "texts", form.needs)
         self.require(self.weight > 0, "weight", "must be above 0; or leave the set out")
+        all_texts = f"has no effect with form={self.form}, whose texts all have the query prompt; leave the field out"
+        self.require(form.has_queries or not self.document_prompt, "document_prompt", all_texts)
         has_ids = "is for form=search, whose files have ids; leave the field out"
         self.require(not self.ignore_identical_ids or form.has_ids, "ignore_identical_ids", has_ids)
 
@@ -172,8 +201,8 @@ def _form(source: Source) -> Form:
 def part(text_set: TextSet, firsts: Collection[str], is_inside: bool = True) -> TextSet:
     """Returns the examples whose first texts are in `firsts`, or with `is_inside` False all other examples."""
     kept = [number for number, (first, *_) in enumerate(text_set.texts) if (first in firsts) == is_inside]
-    values = None if text_set.values is None else text_set.values[kept]
-    return text_set._replace(texts=[text_set.texts[i] for i in kept], values=values)
+    values, scores = (None if x is None else x[kept] for x in (text_set.values, text_set.scores))
+    return text_set._replace(texts=[text_set.texts[i] for i in kept], values=values, scores=scores)
 
 
 def read_training_search(path: str, form: str, texts: str) -> Search:

@@ -9,6 +9,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.common.errors import UserError
+from bertjax.config.lists import split_at_commas
 from bertjax.data.corpus.tables import SUFFIXES, Row, TableRows, check_columns, column, read_table, read_text
 from bertjax.embedding import retrieval
 from bertjax.embedding.retrieval import Search
@@ -27,11 +28,13 @@ class TextSet(NamedTuple):
       values: the score or the label of each example. None: the second text of an example is the positive of the first
         text, and all further texts are negatives.
       skipped: {reason: number of rows of the file that are left out for this reason}.
+      scores: the score of each document of each example, by a teacher, `[examples, texts - 1]`; None without scores.
     """
 
     texts: Sequence[tuple[str, ...]]
     values: np.ndarray | None = None
     skipped: Mapping[str, int] = types.MappingProxyType({})
+    scores: np.ndarray | None = None
 
     @property
     def labels(self) -> np.ndarray:
@@ -60,23 +63,23 @@ class FileForm:
       needs: the requirement of `columns`, for messages.
       files: the possible names of the file of a set in a folder; {} stands for train or dev.
       has_ids: whether the queries and the documents have ids.
+      has_queries: whether the first text is a query, and the other texts are documents. Their prompts differ.
     """
 
     columns: ClassVar[range] = range(0)
     needs: ClassVar[str] = ""
     files: ClassVar[tuple[str, ...]] = tuple("{}" + suffix for suffix in SUFFIXES)
     has_ids: ClassVar[bool] = False
+    has_queries: ClassVar[bool] = False
 
 
 class Form(FileForm, abc.ABC):
     """The form of the examples of a set that embeddings are trained on or evaluated on.
 
     Attributes:
-      has_queries: whether the first text is a query, and the other texts are documents. Their prompts differ.
       value_type: the type of the scores or labels of a set; None without values.
     """
 
-    has_queries: ClassVar[bool] = False
     value_type: ClassVar[type | None] = None
 
     @abc.abstractmethod
@@ -105,8 +108,27 @@ class Pairs(Form):
     has_queries = True
 
     def read(self, path: epath.Path, columns: Sequence[str], label: str) -> TextSet:
-        """Reads the rows of a table."""
-        return TextSet([texts_of(row, columns) for row in rows_with_columns(path, columns)])
+        """Reads the rows of a table. `label` can name the columns of scores, see `score_columns`."""
+        names = score_columns(label)
+        rows = rows_with_columns(path, columns, *names)
+        texts = [texts_of(row, columns) for row in rows]
+        if not names:
+            return TextSet(texts)
+        scores = np.array([[NumberLabel().value(row, name) for name in names] for row in rows], np.float32)
+        return TextSet(texts, scores=scores)
+
+    def read_search(self, path: epath.Path, columns: Sequence[str], label: str) -> Search:
+        """Reads the queries and the documents, without scores."""
+        return super().read_search(path, columns, "")
+
+
+def score_columns(label: str) -> tuple[str, ...]:
+    """Returns the columns with a score for each document, which `label` names, such as score_1,score_2.
+
+    One column is no list: the default value of `data.label` has no effect on `Pairs`.
+    """
+    names = tuple(map(str.strip, split_at_commas(label)))
+    return names if len(names) > 1 else ()
 
 
 class ScoredPairs(Form):

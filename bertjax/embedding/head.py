@@ -34,7 +34,8 @@ class EmbeddingHead(Head):
 
     def loss(self, config: ConfigDict) -> LabelLoss:
         """Returns the loss of a config whose model is known. Raises `UserError` for widths above `width_of`."""
-        return losses.of_settings(config.loss, widths_of_loss(config, width_of(config.head, config.model)))
+        widths = widths_of_loss(config, width_of(config.head, config.model))
+        return losses.of_settings(config.loss, widths, config.get("distill"))
 
     def flops(self, model: nn.Module, rows: int, length: int) -> int:
         """Returns the model FLOPs of a training step."""

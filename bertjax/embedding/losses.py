@@ -8,19 +8,70 @@ A loss therefore runs with the axis `mesh.GROUPS`, and gathers the rows of other
 import dataclasses
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 from ml_collections import ConfigDict
 
+from bertjax.common.errors import UserError
+from bertjax.config.lists import split_at_commas
 from bertjax.distributed.mesh import GROUPS
 from bertjax.inference.losses import CouplesRows, LabelLoss
 from bertjax.models.heads import l2_normalize
 
 LOWEST = -1e9  # the logit of an excluded candidate. With -inf, gradients could be NaN.
+VECTORS, SCORES, LISTS = TARGETS = "vectors", "scores", "kl"  # the targets of a teacher, `config.distill.what`
+# The names of the losses by the type of the values of a form, see `Form.value_type`. The first name is the default.
+NAMES: Mapping[type | None, tuple[str, ...]] = {
+    None: ("infonce", "triplet"),
+    np.float32: ("cosent", "angle"),
+    np.int32: ("contrastive", "online_contrastive"),
+}
 Tree = TypeVar("Tree")
+
+
+@dataclasses.dataclass(frozen=True)
+class LossSettings:
+    """The fields of `config.loss`. Configs of older versions lack the fields with defaults.
+
+    Attributes:
+      temperature: divides the similarities of InfoNCE, CoSENT and AnglE.
+      symmetric: see `InBatchNegatives`.
+      margin: see `Contrastive`.
+      widths: the widths of `Matryoshka`, such as "256,64".
+      name: the names of losses, separated by commas; "" for the default loss of each form.
+      distance_metric: see `Triplet`.
+      triplet_margin: see `Triplet`.
+      guide: the checkpoint of the guide of `GuidedNegatives`; "" for `InBatchNegatives`.
+      guide_margin: see `GuidedNegatives`.
+    """
+
+    temperature: float
+    symmetric: bool
+    margin: float
+    widths: str
+    name: str = ""
+    distance_metric: str = "cosine"
+    triplet_margin: float = 0.5
+    guide: str = ""
+    guide_margin: float = 0.0
+
+    @property
+    def names(self) -> dict[type | None, str]:
+        """The name of the loss for each type of values. Raises `UserError` for unknown and for conflicting names."""
+        chosen = list(filter(None, map(str.strip, split_at_commas(self.name))))
+        known = [name for names in NAMES.values() for name in names]
+        field = f"config.loss.name = {self.name!r}: "
+        if unknown := [name for name in chosen if name not in known]:
+            raise UserError(f"{field}unknown loss {unknown[0]!r}; choose from {', '.join(known)}")
+        for names in NAMES.values():
+            if len(same := [name for name in chosen if name in names]) > 1:
+                raise UserError(f"{field}{' and '.join(same)} train on the same form of examples; name one of them")
+        return {kind: next((name for name in chosen if name in names), names[0]) for kind, names in NAMES.items()}
 
 
 class FlatBatch(NamedTuple):
@@ -83,23 +134,69 @@ class InBatchNegatives:
         positives, queries = (((same[:, i] | more) & is_other) for i, more in ((1, same_query), (0, same_positive)))
         excluded = same.at[:, 1].set(positives)[:, 1:] | ~gathered.is_there
         candidates = jnp.swapaxes(gathered.embeddings, 0, 1)[1:].reshape(-1, gathered.embeddings.shape[-1])
-        losses, correct = self._cross_entropy(
-            local.embeddings[:, 0], candidates, excluded.reshape(len(places), -1), places
-        )
+        cosines = _cosine_matrix(local.embeddings[:, 0], candidates)
+        losses, correct = self.cross_entropy(cosines, excluded.reshape(len(places), -1), places)
         if self.symmetric:
             excluded = queries | ~gathered.is_there
-            back, _ = self._cross_entropy(local.embeddings[:, 1], gathered.embeddings[:, 0], excluded, places)
+            cosines = _cosine_matrix(local.embeddings[:, 1], gathered.embeddings[:, 0])
+            back, _ = self.cross_entropy(cosines, excluded, places)
             losses = (losses + back) / 2
         return losses.reshape(shape), correct.reshape(shape)
 
-    def _cross_entropy(
-        self, embeddings: jax.Array, candidates: jax.Array, excluded: jax.Array, places: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        # A bfloat16 product, the default of TPUs, has two digits, which is too few before the division.
-        cosines = jnp.matmul(embeddings, candidates.T, precision="highest")
+    def cross_entropy(self, cosines: jax.Array, excluded: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the losses of the examples of this group, and whether the right candidate has the highest cosine.
+
+        Args:
+          cosines: the cosines of examples and candidates, `[examples, candidates]`.
+          excluded: the candidates without probability, `[examples, candidates]`.
+          places: the index of the right candidate, `[examples]`.
+        """
         logits = jnp.where(excluded, LOWEST, cosines / self.temperature)
         right = jnp.take_along_axis(logits, places[:, None], axis=1)[:, 0]
         return jax.nn.logsumexp(logits, axis=1) - right, logits.argmax(1) == places
+
+
+def _cosine_matrix(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Returns the cosines `[n, m]` of embeddings of length 1, `[n, width]` and `[m, width]`."""
+    # A bfloat16 product, the default of TPUs, has two digits, which is too few before the division.
+    return jnp.matmul(x, y.T, precision="highest")
+
+
+@dataclasses.dataclass(frozen=True)
+class GuidedNegatives(InBatchNegatives):
+    """InfoNCE whose false negatives a guide model excludes (GISTEmbed; Solatorio 2024).
+
+    The candidates of a query are all positives, all other queries, and the negatives of all examples. The positive of
+    the query is also compared with all other positives. A candidate is excluded if its cosine by the guide is above the
+    cosine of the query and its positive by the guide, minus a margin. Equal texts are excluded as in
+    `InBatchNegatives`.
+
+    Attributes:
+      margin: the margin.
+    """
+
+    margin: float
+
+    def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
+        """Returns the losses, and whether the positive has the highest cosine; `logits` are embeddings."""
+        local, shape, guide = _local_examples(logits, batch), batch["weights"].shape, batch["guide_embeddings"]
+        local_guide = l2_normalize(guide.reshape(-1, *guide.shape[-2:]))
+        (gathered, all_guide), places = _gather((local, local_guide)), _places(local)
+        is_positive = jnp.arange(len(gathered.is_there)) == places[:, None]
+        same_query = local.labels[:, 0, None] == gathered.labels[:, 0]
+        same = (local.labels[:, :2, None, None] == gathered.labels.T).any(1)  # as in `InBatchNegatives`
+        limits = _cosine_matrix(local_guide[:, 0], all_guide[:, 1])
+        limits = jnp.take_along_axis(limits, places[:, None], axis=1) - self.margin
+        all_cosines, all_excluded = [], []
+        # The texts of an example that are compared with the texts of all examples.
+        for text, candidate in ((0, 1), (0, 0), (1, 1), *((0, negative) for negative in range(2, guide.shape[-2]))):
+            excluded = _cosine_matrix(local_guide[:, text], all_guide[:, candidate]) > limits
+            excluded |= same[:, candidate] | (same_query if candidate == 1 else False)
+            excluded &= ~is_positive if (text, candidate) == (0, 1) else True
+            all_excluded.append(excluded | ~gathered.is_there)
+            all_cosines.append(_cosine_matrix(local.embeddings[:, text], gathered.embeddings[:, candidate]))
+        losses, correct = self.cross_entropy(jnp.hstack(all_cosines), jnp.hstack(all_excluded), places)
+        return losses.reshape(shape), correct.reshape(shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +213,7 @@ class Ranking:
     def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
         """Returns the loss, and the share of correct comparisons, for each example; `logits` are embeddings."""
         local, shape = _local_examples(logits, batch), batch["weights"].shape
-        cosines = _cosines(local.embeddings)[:, 0] / self.temperature
+        cosines = self.similarities(local.embeddings) / self.temperature
         all_cosines, scores, is_there = _gather((cosines, local.labels, local.is_there))
         counts = (local.labels[:, None] < scores) & local.is_there[:, None] & is_there
         differences = jnp.where(counts, cosines[:, None] - all_cosines, LOWEST)
@@ -124,6 +221,26 @@ class Ranking:
         loss = jax.nn.logsumexp(jnp.append(sums, 0.0))
         right, compared = (jax.lax.psum(x.sum(), GROUPS) for x in (counts & (differences < 0), counts))
         return jnp.full(shape, loss), jnp.full(shape, right / jnp.maximum(compared, 1))
+
+    def similarities(self, embeddings: jax.Array) -> jax.Array:
+        """Returns the cosine of each pair `[pairs]`, from embeddings `[pairs, 2, width]` of length 1."""
+        return _cosines(embeddings)[:, 0]
+
+
+class AngleRanking(Ranking):
+    """AnglE (Li and Li 2024): CoSENT, with a similarity of complex numbers instead of the cosine.
+
+    The first half of an embedding contains real parts, and the second half imaginary parts. The similarity is the
+    absolute value of the sum of the real and the imaginary part of the product of one embedding with the conjugate of
+    the other embedding. Its gradient does not vanish at the ends of the range of the cosine.
+    """
+
+    def similarities(self, embeddings: jax.Array) -> jax.Array:
+        """Returns the similarity of each pair `[pairs]`. Embeddings of odd width get a last dimension 0."""
+        padded = jnp.pad(embeddings, [(0, 0), (0, 0), (0, embeddings.shape[-1] % 2)])
+        real, imaginary = jnp.split(padded, 2, axis=-1)
+        sines = (imaginary[:, 0] * real[:, 1] - real[:, 0] * imaginary[:, 1]).sum(-1)
+        return jnp.abs(super().similarities(embeddings) + sines)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,8 +260,86 @@ class Contrastive:
         """
         local, shape = _local_examples(logits, batch), batch["weights"].shape
         distances, is_same = 1 - _cosines(local.embeddings)[:, 0], local.labels == 1
-        losses = jnp.square(jnp.where(is_same, distances, jax.nn.relu(self.margin - distances))) / 2
+        losses = self.pair_losses(distances, is_same, local.is_there)
         return losses.reshape(shape), ((distances < self.margin / 2) == is_same).reshape(shape)
+
+    def pair_losses(self, distances: jax.Array, is_same: jax.Array, is_there: jax.Array) -> jax.Array:
+        """Returns the losses of the pairs of this group of devices.
+
+        Args:
+          distances: the distances of the texts of each pair, `[pairs]`.
+          is_same: whether each pair has label 1, `[pairs]`.
+          is_there: see `FlatBatch`.
+        """
+        del is_there
+        return self._squares(distances, is_same) / 2
+
+    def _squares(self, distances: jax.Array, is_same: jax.Array) -> jax.Array:
+        return jnp.square(jnp.where(is_same, distances, jax.nn.relu(self.margin - distances)))
+
+
+class OnlineContrastive(Contrastive):
+    """The contrastive loss of the hard pairs of the batch (OnlineContrastiveLoss of sentence-transformers).
+
+    A pair with label 1 is hard if its distance is above the least distance of all pairs with label 0. A pair with
+    label 0 is hard if its distance is below the largest distance of all pairs with label 1. If all pairs of the batch
+    have the same label, the mean distance is the limit. The loss of the batch is the sum over all hard pairs.
+    """
+
+    def pair_losses(self, distances: jax.Array, is_same: jax.Array, is_there: jax.Array) -> jax.Array:
+        """Returns the loss of each pair times the number of pairs, so that the mean over the batch is a sum."""
+        all_distances, all_same, all_there = _gather((distances, is_same, is_there))
+        positives, negatives = all_same & all_there, ~all_same & all_there
+        mean = jnp.where(all_there, all_distances, 0).sum() / jnp.maximum(all_there.sum(), 1)
+        farthest = jnp.where(positives, all_distances, -jnp.inf).max()
+        nearest = jnp.where(negatives, all_distances, jnp.inf).min()
+        above = jnp.where(negatives.any(), nearest, mean)
+        below = jnp.where(positives.any(), farthest, mean)
+        is_hard = jnp.where(is_same, distances > above, distances < below)
+        return jnp.where(is_hard, self._squares(distances, is_same), 0) * all_there.sum()
+
+
+@dataclasses.dataclass(frozen=True)
+class Triplet:
+    """The triplet loss: max(distance of query and positive - distance of query and negative + margin, 0).
+
+    The loss of an example with several negatives is the mean over its negatives.
+
+    Attributes:
+      distance_metric: a name of `DISTANCES`. Only the cosine distance ignores the lengths of embeddings.
+      margin: the least difference of distances without a loss.
+    """
+
+    distance_metric: str
+    margin: float
+
+    def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
+        """Returns the losses, and whether the positive is nearer than all negatives; `logits` are embeddings."""
+        del batch
+        distances = DISTANCES[self.distance_metric](logits[..., :1, :], logits[..., 1:, :])
+        differences = distances[..., :1] - distances[..., 1:]
+        return jax.nn.relu(differences + self.margin).mean(-1), (differences < 0).all(-1)
+
+
+def _cosine_distance(x: jax.Array, y: jax.Array) -> jax.Array:
+    return 1 - (l2_normalize(x) * l2_normalize(y)).sum(-1)
+
+
+def _euclidean_distance(x: jax.Array, y: jax.Array) -> jax.Array:
+    squares = jnp.square(x - y).sum(-1)
+    # The derivative of the square root at 0 is infinite. Places without an example have the distance 0.
+    return jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
+
+
+def _manhattan_distance(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.abs(x - y).sum(-1)
+
+
+DISTANCES: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "cosine": _cosine_distance,
+    "euclidean": _euclidean_distance,
+    "manhattan": _manhattan_distance,
+}
 
 
 def _cosines(embeddings: jax.Array) -> jax.Array:
@@ -167,11 +362,13 @@ class ByForm(CouplesRows):
       of_texts: the loss for labels that are numbers of texts, one for each text of an example.
       of_score: the loss for labels that are floating-point scores.
       of_label: the loss for integer labels.
+      of_list: the divergence from a teacher's scores of the documents of a query; None: the squared error of scores.
     """
 
     of_texts: LabelLoss
     of_score: LabelLoss
     of_label: LabelLoss
+    of_list: "ListDivergence | None" = None
 
     def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
         """Returns the result of the loss for the form of the examples; `logits` are embeddings."""
@@ -180,20 +377,20 @@ class ByForm(CouplesRows):
             return self.of_texts(logits, batch)
         return (self.of_score if jnp.issubdtype(labels.dtype, jnp.floating) else self.of_label)(logits, batch)
 
-    @staticmethod
-    def divergence(logits: jax.Array, teacher_logits: jax.Array, temperature: float) -> jax.Array:
+    def divergence(self, logits: jax.Array, teacher_logits: jax.Array, temperature: float) -> jax.Array:
         """Returns the distance of the embeddings of each example from the targets of a teacher.
 
         Args:
           logits: the embeddings, `[..., texts, width]`.
           teacher_logits: the embeddings of the teacher, `[..., texts, width]`, for the mean of 1 - cosine, which is
-            half the squared distance of normalized embeddings; or the scores of the teacher, `[..., texts - 1]`, for
-            the mean squared error, MarginMSE (Hofstätter et al. 2020).
-          temperature: has no effect on these targets.
+            half the squared distance of normalized embeddings; or the scores of the teacher, for `of_list`
+            `[..., texts - 1]`, else as `example_scores` for the mean squared error, MarginMSE (Hofstätter et al. 2020).
+          temperature: has an effect only on `of_list`.
         """
-        del temperature
         if teacher_logits.ndim == logits.ndim:
             return 1 - (l2_normalize(logits) * l2_normalize(teacher_logits)).sum(-1).mean(-1)
+        if self.of_list:
+            return self.of_list(document_scores(logits), teacher_logits, temperature)
         return jnp.square(example_scores(logits) - teacher_logits).mean(-1)
 
 
@@ -204,15 +401,51 @@ def example_scores(embeddings: jax.Array) -> jax.Array:
       The cosine of query and positive minus the cosine of query and each negative, `[..., negatives]`; without
       negatives, the cosine of query and positive, `[..., 1]`.
     """
-    cosines = _cosines(l2_normalize(embeddings))
-    return cosines if cosines.shape[-1] == 1 else cosines[..., :1] - cosines[..., 1:]
+    cosines = document_scores(embeddings)
+    return cosines if cosines.shape[-1] == 1 else margins(cosines)
+
+
+Scores = TypeVar("Scores", jax.Array, np.ndarray)
+
+
+def margins(scores: Scores) -> Scores:
+    """Returns the score of the positive minus the score of each negative, from scores `[..., documents]`."""
+    return scores[..., :1] - scores[..., 1:]
+
+
+def document_scores(embeddings: jax.Array) -> jax.Array:
+    """Returns the cosine of the query and each document `[..., texts - 1]`, from embeddings `[..., texts, width]`."""
+    return _cosines(l2_normalize(embeddings))
+
+
+@dataclasses.dataclass(frozen=True)
+class ListDivergence:
+    """The KL divergence of two distributions over the documents of a query (DistillKLDivLoss).
+
+    A distribution is the softmax of scores, divided by a temperature. The divergence is multiplied by the squared
+    temperature of the student.
+
+    Attributes:
+      student_temperature: divides the scores of the student; 0: the temperature of the call.
+      teacher_temperature: divides the scores of the teacher; 0: the temperature of the call.
+    """
+
+    student_temperature: float = 0.0
+    teacher_temperature: float = 0.0
+
+    def __call__(self, scores: jax.Array, teacher_scores: jax.Array, temperature: float) -> jax.Array:
+        """Returns the divergence of each example `[...]`; both scores are `[..., documents]`."""
+        student, teacher = (x or temperature for x in (self.student_temperature, self.teacher_temperature))
+        log_probs = jax.nn.log_softmax(scores / student)
+        return student**2 * optax.kl_divergence(log_probs, jax.nn.softmax(teacher_scores / teacher))
 
 
 @dataclasses.dataclass(frozen=True)
 class Matryoshka(CouplesRows):
     """The sum of a loss over embeddings and their first dimensions, for several widths (Kusupati et al. 2022).
 
-    The whole embeddings determine whether an example is correct.
+    The embeddings of each width are normalized, as in sentence-transformers. The whole embeddings determine whether an
+    example is correct.
     """
 
     loss: ByForm
@@ -220,7 +453,7 @@ class Matryoshka(CouplesRows):
 
     def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
         """Returns the sum of the losses, and whether each example is correct; `logits` are embeddings."""
-        results = [self.loss(logits[..., :width], batch) for width in self._all_widths(logits)]
+        results = [self.loss(l2_normalize(logits[..., :width]), batch) for width in self._all_widths(logits)]
         return functools.reduce(operator.add, (losses for losses, _ in results)), results[0][1]
 
     def divergence(self, logits: jax.Array, teacher_logits: jax.Array, temperature: float) -> jax.Array:
@@ -238,11 +471,33 @@ class Matryoshka(CouplesRows):
         return sorted({embeddings.shape[-1], *self.widths}, reverse=True)
 
 
-def of_settings(settings: ConfigDict, widths: Sequence[int]) -> ByForm | Matryoshka:
-    """Returns the loss of `config.loss`; `widths` are the widths of `Matryoshka`."""
-    loss = ByForm(
-        InBatchNegatives(settings.temperature, settings.symmetric),
-        Ranking(settings.temperature),
-        Contrastive(settings.margin),
-    )
+def of_settings(settings: ConfigDict, widths: Sequence[int], distill: ConfigDict | None = None) -> ByForm | Matryoshka:
+    """Returns the loss of a config.
+
+    Args:
+      settings: `config.loss`.
+      widths: the widths of `Matryoshka`.
+      distill: `config.distill`; None: no distillation of lists.
+
+    Raises:
+      UserError: if `config.loss.name` is invalid.
+    """
+    fields = LossSettings(**settings)
+    in_batch = InBatchNegatives(fields.temperature, fields.symmetric)
+    if fields.guide:
+        in_batch = GuidedNegatives(fields.temperature, False, fields.guide_margin)
+    losses: dict[str, LabelLoss] = {
+        "infonce": in_batch,
+        "triplet": Triplet(fields.distance_metric, fields.triplet_margin),
+        "cosent": Ranking(fields.temperature),
+        "angle": AngleRanking(fields.temperature),
+        "contrastive": Contrastive(fields.margin),
+        "online_contrastive": OnlineContrastive(fields.margin),
+    }
+    names = fields.names
+    of_list = None
+    if distill is not None and distill.get("what") == LISTS:
+        of_list = ListDivergence(*(distill.get(f"{role}_temperature", 0.0) for role in ("student", "teacher")))
+    of_texts, of_score, of_label = (losses[names[value_type]] for value_type in (None, np.float32, np.int32))
+    loss = ByForm(of_texts, of_score, of_label, of_list)
     return Matryoshka(loss, tuple(widths)) if widths else loss

@@ -22,8 +22,8 @@ from bertjax.finetuning.metrics import comparable
 
 REMEDIES = {  # {reason to reject a candidate: fix}
     "nearer than the margin allows": "lower --margin, or raise --last",
-    "above the highest cosine": "raise --max_score or --last",
-    "below the lowest cosine": "lower --min_score",
+    "above the highest allowed score": "raise --max_score or --last",
+    "below the lowest allowed score": "lower --min_score",
 }
 MARGIN, MOST, LEAST = REMEDIES
 MORE_DOCUMENTS = "name more documents with --corpus, or lower --negatives or --first"
@@ -81,7 +81,7 @@ class Scored(NamedTuple):
     """Documents of a query with their scores.
 
     Attributes:
-      numbers: the numbers of candidates or of negatives, by falling scores.
+      numbers: the indices in `Search.documents` of candidates or of negatives, in the order of their ranks.
       scores: their scores.
       positives: the scores of the relevant documents, in the order of `Search.relevant`.
     """
@@ -101,7 +101,7 @@ class Mined(NamedTuple):
       cosines: the mean score of the relevant documents, and of the negatives; NaN without negatives.
       reasons: like `dropped`, but only for the queries with too few negatives.
       inverted: the number of queries with a negative that is nearer than a relevant document.
-      noun: the name of the scores: cosine, dot product or reranker's score.
+      noun: the name of the scores in `cosines`, which the limits compare: cosine, dot product or reranker's score.
       scored: the negatives of each of `rows` with their scores.
     """
 
@@ -136,8 +136,9 @@ def mine_negatives(
       documents: the embeddings of the documents, `[documents, width]`.
       choice: the rules.
       similarity: "cosine", or "dot" to use dot products in place of all cosines.
-      reranker: computes the scores that the limits of the choice compare, and that order the candidates, in place of
-        the cosines. Without limits, the reranker only replaces the scores of the chosen negatives.
+      reranker: scores the candidates with ranks from `first` to `last`, which are ranks by cosine or dot product. The
+        limits compare these scores, and the negatives are the candidates with the highest of these scores. Without
+        limits, the reranker only replaces the scores of the chosen negatives.
       folder: keeps finished parts; None keeps nothing.
       identity: hashes that determine the search and the embeddings, for the names of the parts.
     """
@@ -329,5 +330,5 @@ def _table(search: Search, mined: Mined, with_scores: bool) -> Iterator[dict[str
 
 
 def _as_number(score: np.float32) -> float:
-    """Returns the number with the fewest digits that is nearest to a score."""
+    """Returns the shortest decimal number that rounds to a score in float32."""
     return float(str(score))

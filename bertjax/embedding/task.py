@@ -64,7 +64,7 @@ HEAD = ("head.pooling", "head.dense", "head.dense_act", "head.normalize")
 
 @dataclasses.dataclass(frozen=True)
 class UnscoredTexts(Split):
-    """Texts that are not scored. The planner compiles programs for them."""
+    """Placeholder texts, for which `bertjax compile` compiles the evaluation without scoring it."""
 
     def score(self, predictions: list[np.ndarray]) -> dict[str, float]:
         """Returns no scores."""
@@ -106,14 +106,18 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
         encoded = EncodedTexts(one, np.zeros((config.batch_size, texts), np.int32))
         labels = np.zeros(config.batch_size, value_type) if value_type else encoded.numbers
         train = datasets.training_examples(encoded, labels)
+        if config.loss.get("guide"):  # The width of the guide is assumed to be the width of this model.
+            guide_embeddings = [np.zeros((texts, width_of(config.head, config.model)), np.float32)] * len(train)
+            train = dataclasses.replace(train, guide_embeddings=guide_embeddings)
         dev = UnscoredTexts(Examples(train.input_ids, train.token_types))
         return TaskData(EmbeddingHead(), (), train, (dev,), metric="")
 
     def predict(self, source: Pretrained, texts: Sequence[tuple[str, ...]]) -> Iterator[dict]:
         """Yields the `vector` of each text, or the `cosine` or `dot` product of each pair, and `cut` if truncated.
 
-        A single text has the prompt of the kind `ANY`. The texts of a pair have the prompts of the kinds `QUERY` and
-        `DOCUMENT`, or of `ANY` if the run was trained on pairs without queries and documents, such as scored pairs.
+        A single text has the prompt of the kind `ANY`: the query prompt of a run, or the default prompt of a folder.
+        The texts of a pair have the prompts of the kinds `QUERY` and `DOCUMENT`, or of `ANY` if the run was trained on
+        pairs without queries and documents, such as scored pairs.
         """
         run_data = source.settings.get("data", {})
         has_queries = "form" not in run_data or FORMS[run_data.form].has_queries
@@ -166,8 +170,9 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
     ) -> EmbeddedTexts:
         """Returns a set that the embeddings of a checkpoint are evaluated on.
 
-        Without flags, the set has the form of the dev set of the run. If `path` is the only file of the run, from which
-        the run held out a dev set, the set contains only these held-out examples.
+        Without `flags`, the set has the form of the dev set of the run; if `path` is the only file of the run, from
+        which the run held out a dev set, the set then contains only the held-out examples. With `flags`, the set
+        contains all examples of `path`.
         """
         settings, fields = source.settings, {**PAIRS, "form": ""}
         held_out: frozenset[str] = frozenset()

@@ -8,7 +8,8 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -17,6 +18,7 @@ from ml_collections import ConfigDict
 from bertjax.common.errors import UserError
 from bertjax.common.files import replacing
 from bertjax.common.progress import phase
+from bertjax.data.loading.examples import Examples
 from bertjax.distributed import hosts
 from bertjax.finetuning.classification import logits_of
 from bertjax.finetuning.labels import label_type_of
@@ -38,14 +40,16 @@ def with_teacher_targets(config: ConfigDict, data: TaskData, tokenizer: Tokenize
     Raises:
       UserError: if the teacher has other labels, or cannot read the examples.
     """
-    path, key = workdir / FILE, _key(config, data, tokenizer)
-    with hosts.first_before_others("teacher"):
-        if (targets := _read(path, key, data.forms)) is None:
-            phase(f"computing the logits of the teacher {config.distill.teacher}")
-            targets = _teacher_targets(config, data, tokenizer)
-            with replacing(path) as partial, partial.open("wb") as file:
-                sizes, forms = np.array(list(map(len, targets))), np.array(data.forms, str)
-                np.savez(file, logits=np.concatenate(targets), sizes=sizes, key=np.array(key), forms=forms)
+    fields = [config.distill.teacher, data.labels, tokenizer.fingerprint]
+    fields += [config.distill.what] if "what" in config.distill else []
+    targets = stored_outputs(
+        workdir / FILE,
+        fields,
+        data.train_sets,
+        data.forms,
+        f"the logits of the teacher {config.distill.teacher}",
+        lambda: _teacher_targets(config, data, tokenizer),
+    )
     ends = np.cumsum(list(map(len, data.train_sets)))
     train, *more = (
         examples.with_teacher(targets[end - len(examples) : end]) for examples, end in zip(data.train_sets, ends)
@@ -54,12 +58,41 @@ def with_teacher_targets(config: ConfigDict, data: TaskData, tokenizer: Tokenize
     return dataclasses.replace(data, train=train, more_train=more_train)
 
 
-def _key(config: ConfigDict, data: TaskData, tokenizer: Tokenizer) -> str:
-    """Returns a hash of the inputs of the targets: the teacher's path, the examples and the labels."""
-    fields = [config.distill.teacher, data.labels, tokenizer.fingerprint]
-    fields += [config.distill.what] if "what" in config.distill else []
+def stored_outputs(
+    path: epath.Path,
+    fields: Sequence[Any],
+    train_sets: Sequence[Examples],
+    forms: tuple[str, ...],
+    description: str,
+    compute: Callable[[], list[np.ndarray]],
+) -> list[np.ndarray]:
+    """Returns the outputs of another checkpoint for each training example, which are computed once and stored.
+
+    Args:
+      path: the file of the outputs.
+      fields: the inputs of the outputs besides the examples, such as the path of the checkpoint.
+      train_sets: the training examples.
+      forms: `TaskData.forms` of the examples.
+      description: the name of the outputs, for a line on the terminal.
+      compute: () -> the outputs.
+    """
+    key = _key(fields, train_sets)
+    with hosts.first_before_others("teacher"):
+        if (outputs := _read(path, key, forms)) is None:
+            phase(f"computing {description}")
+            outputs = compute()
+            with replacing(path) as partial, partial.open("wb") as file:
+                sizes = np.array(list(map(len, outputs)))
+                np.savez(
+                    file, logits=np.concatenate(outputs), sizes=sizes, key=np.array(key), forms=np.array(forms, str)
+                )
+    return outputs
+
+
+def _key(fields: Sequence[Any], train_sets: Sequence[Examples]) -> str:
+    """Returns a hash of some fields and the tokens of the examples."""
     content = hashlib.sha256(json.dumps(fields).encode())
-    for ids in itertools.chain.from_iterable(examples.input_ids for examples in data.train_sets):
+    for ids in itertools.chain.from_iterable(examples.identifying_arrays() for examples in train_sets):
         content.update(np.int32(len(ids)).tobytes() + ids.tobytes())
     return content.hexdigest()
 

@@ -25,7 +25,7 @@ from bertjax.finetuning.task import FineTuning
 from bertjax.finetuning.validate import validate
 from bertjax.inference import abilities, tasks
 from bertjax.inference.predictor import predict
-from bertjax.inference.task import HasSampleData, Split, TaskData
+from bertjax.inference.task import HasGuide, HasSampleData, Split, TaskData
 from bertjax.interop import initialization, pretrained, resizing
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
@@ -65,7 +65,10 @@ class FineTuningRun(Run):
     inputs: RunInputs
 
     def initial_params(self, params: dict) -> dict:
-        """Returns the params of `init_checkpoint`. Params of the head that the checkpoint lacks stay random."""
+        """Returns params with the encoder of `init_checkpoint`; a resumed run keeps its params.
+
+        The head stays random, except for the params that the task reuses (`FineTuningTask.reused_params`).
+        """
         if not self.inputs.is_new:
             return params
         layers = self.config.keep_layers
@@ -102,7 +105,7 @@ def resolve(config: ConfigDict, previous: RunInfo | None, with_data: bool = True
     """Resolves a config: takes the model fields (except dropout) and the task fields from a checkpoint.
 
     Args:
-      config: the validated config of the user.
+      config: the config of the user, after the checks that need no model.
       previous: the info of the run to resume; None for a new run.
       with_data: whether to require the location of the data.
 
@@ -127,7 +130,7 @@ def resolve(config: ConfigDict, previous: RunInfo | None, with_data: bool = True
     else:  # `init_checkpoint` may have been deleted since the run began.
         task.adopt(config, previous.config)
         initialization.adopt_model(config, families.config_of(previous.config), "the run in this workdir")
-    validate(config, with_data)  # now that the model is known
+    validate(config, with_data)  # again, because the fields of the model have changed
     return Resolution(config, decisions)
 
 
@@ -142,6 +145,8 @@ def load_inputs(config: ResolvedConfig, workdir: epath.Path, previous: RunInfo |
         data = tasks.get(config.task).load(config, tokenizer)
     if config.get("distill", {}).get("teacher"):
         data = with_teacher_targets(config, data, tokenizer, workdir)
+    if isinstance(data, HasGuide):
+        data = data.with_guide(tokenizer, workdir)
     return RunInputs(tokenizer, data, fingerprints.relative_to(config.data.path, read), previous is None)
 
 
@@ -228,7 +233,7 @@ class FineTuningKind(RunKind):
     planning = FineTuningPlanning()
 
     def identity(self, config: ConfigDict) -> tuple[str, ...]:
-        """Returns the fields that identify the task."""
+        """Returns the names of the fields that must not change when a run resumes."""
         return tasks.get(config.task).identity
 
     def resolve(self, config: ConfigDict, info: RunInfo | None) -> Resolution:
@@ -257,8 +262,8 @@ KIND = FineTuningKind()
 def score(source: Pretrained, split: Split) -> Scores:
     """Scores a checkpoint on labelled examples. Undefined scores, such as the correlation of a constant, are None.
 
-    The scores use the thresholds of the checkpoint. If the checkpoint has no thresholds, the split uses a default or
-    tunes the thresholds on these examples.
+    The scores use the thresholds of the checkpoint. Without them, multi-label classification uses 0.5, SQuAD
+    returns an answer for each question, and pairs of embeddings tune the thresholds on these examples.
     """
     head = abilities.require_task(source).head(source)
     predictions = split.decode(predict(head, source, split.examples))

@@ -103,14 +103,17 @@ def parse_sweep(config: ConfigDict) -> list[Settings]:
 
 
 def sweep_fields(config: ConfigDict) -> dict[str, str]:
-    """Returns {name: field} of the fields that a sweep can change. Other fields determine the data or the encoder."""
+    """Returns {name: field} of the fields that a sweep can change. Other fields determine the data or the encoder.
+
+    `name` is the name of the optimizer, not the name of the loss.
+    """
     fields = ["batch_size", "epochs", "seed", "freeze_layers"]
     fields += [f"model.{name}" for name in dropout_fields(config.model)]
     fields += [
         f"{section}.{name}"
         for section in ("optimizer", "head", "loss", "lora")
         for name, value in config.get(section, {}).items()
-        if not isinstance(value, ConfigDict)
+        if not isinstance(value, ConfigDict) and f"{section}.{name}" not in ("loss.name", "loss.guide")
     ]
     return {field.rpartition(".")[2]: field for field in fields}
 

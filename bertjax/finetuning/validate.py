@@ -44,8 +44,10 @@ def validate_fine_tuning(config: ml_collections.ConfigDict, with_data: bool = Tr
     both = "cannot be combined with head.class_weights; leave one of the two out"
     weights = config.head.get("class_weights", "")
     require(not (config.distill.teacher and weights), "distill.teacher", config.distill.teacher, both)
+    # With other targets than vectors, the data of the task `embed` can contain the scores of a teacher.
+    has_targets = config.distill.teacher or config.distill.get("what", "vectors") != "vectors"
     for field in ("temperature", "weight"):
-        is_used = config.distill.teacher or config.distill[field] == fine_tuning_config("").distill[field]
+        is_used = has_targets or config.distill[field] == fine_tuning_config("").distill[field]
         none = "needs a teacher: set distill.teacher, or leave this field out"
         require(bool(is_used), f"distill.{field}", config.distill[field], none)
     for field in ("alpha", "dropout", "targets"):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
@@ -389,4 +390,16 @@ class HasTeacherTargets(abc.ABC):
 
         Raises:
           UserError: if the teacher has no such targets.
+        """
+
+
+class HasGuide(abc.ABC):
+    """The ability of data whose loss compares texts with the embeddings of a second checkpoint, the guide."""
+
+    @abc.abstractmethod
+    def with_guide(self, tokenizer: Tokenizer, workdir: epath.Path) -> TaskData:
+        """Returns the data with `Examples.guide_embeddings`, which the workdir stores; without a guide, this data.
+
+        Raises:
+          UserError: if the guide computes no embeddings.
         """

@@ -42,7 +42,7 @@ from bertjax.models.heads import PooledStates
 SUFFIXES = (".npz", ".npy", ".parquet")
 NAME, COLUMN = "vectors", "vector"  # the names of the array in an .npz, and of the column of a .parquet
 PORTION_TEXTS, PORTION_CHARACTERS = 1 << 12, 1 << 22  # The limits of a portion.
-ROWS_AT_ONCE = 1 << 14  # rows in memory, while a .parquet or small embeddings are written
+ROWS_AT_ONCE = 1 << 14  # rows in memory, while a .parquet or quantized embeddings are written
 TEXTS_AT_ONCE = 1 << 14  # texts that are tokenized together
 
 
@@ -225,7 +225,7 @@ def write_embeddings(
         rows = np.load(partial, mmap_mode="r") if written.shape[0] else np.zeros(written.shape, np.float32)
         try:
             quantizer = None if precision == FLOAT32 else Quantizer.calibrated(precision, rows, ranges)
-        except UserError:  # One text would otherwise block the next command.
+        except UserError:  # int8 needs two texts. The file of one text would refuse the next command's texts.
             partial.unlink()
             journal.unlink()
             raise
@@ -269,7 +269,7 @@ class OutputRows:
         return rows, -(-width // 8) if self.quantizer and self.quantizer.precision == UBINARY else width
 
     def description(self) -> bytes:
-        """Returns the description of the small embeddings as JSON; b"" for float32."""
+        """Returns the description of the quantized embeddings as JSON; b"" for float32."""
         return b"" if self.quantizer is None else msgspec.json.encode(self.quantizer.describe())
 
     def blocks(self) -> Iterator[np.ndarray]:
@@ -399,7 +399,7 @@ def _write_npy(path: epath.Path, output: OutputRows) -> None:
 
 
 def _write_sidecar(path: epath.Path, quantizer: Quantizer | None) -> None:
-    """Writes the .json beside an .npy of small embeddings, or deletes the .json of an earlier file."""
+    """Writes the .json beside an .npy of quantized embeddings, or deletes the .json of an earlier file."""
     sidecar = path.with_name(f"{path.name}.json")
     if quantizer is not None:
         write_whole(sidecar, msgspec.json.encode(quantizer.describe()) + b"\n")

@@ -208,6 +208,12 @@ def _changed(section: str, values: Mapping[str, Any], default: Mapping[str, Any]
     return {f"{section}.{field}": value for field, value in values.items() if value != default.get(field)}
 
 
+def _has_teacher(settings: ConfigDict) -> bool:
+    """Returns whether a run was trained on the targets of a teacher, or on scores in its data."""
+    distill = settings.get("distill", {})
+    return bool(distill.get("teacher")) or distill.get("what", "vectors") != "vectors"
+
+
 def _recipe(settings: ConfigDict, step: int) -> dict[str, Any]:
     """Returns the rows of the table of the recipe. `step` is the step of the checkpoint; 0 for the last step."""
     is_pretrained = settings.task == "pretraining"
@@ -230,12 +236,16 @@ def _recipe(settings: ConfigDict, step: int) -> dict[str, Any]:
         default = fine_tuning_config(settings.task)
         rows |= {name: settings[name] for name in LAYERS if settings.get(name)}
         for section in SECTIONS:
-            if section != "distill" or settings.get("distill", {}).get("teacher"):
+            if section != "distill" or _has_teacher(settings):
                 rows |= _changed(section, settings.get(section, {}), default[section])
-    for name in rows.keys() & {"init_checkpoint", "distill.teacher"}:
-        rows[name] = shown_name(rows[name])
+    # Temperatures of 0 have the value of distill.temperature.
+    rows = {name: value for name, value in rows.items() if not (name.endswith("_temperature") and value == 0)}
     rows |= {name: settings.model[name] for name in dropout_fields(settings.model)}
-    rows |= {f"loss.{name}": value for name, value in settings.get("loss", {}).items() if value not in ("", False)}
+    loss = settings.get("loss", {})
+    hidden = () if "triplet" in loss.get("name", "") else ("distance_metric", "triplet_margin")
+    rows |= {f"loss.{name}": value for name, value in loss.items() if value not in ("", False) and name not in hidden}
+    for name in rows.keys() & {"init_checkpoint", "distill.teacher", "loss.guide"}:
+        rows[name] = shown_name(rows[name])
     names = (*OPTIMIZER, *(ADAM if settings.optimizer.name in ("adam", "lamb") else ()))
     return rows | {f"optimizer.{name}": value for name, value in _selected(settings.optimizer, names).items()}
 

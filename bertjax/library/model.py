@@ -113,7 +113,7 @@ class Model:
 
         Raises:
           UserError: if the checkpoint is not a left-to-right language model, if an argument is out of range, or if a
-            text is too long.
+            text has as many tokens as the model has positions.
         """
         self._require("generate")
         for name, value, least in (("pieces", pieces, 0), ("top_k", top_k, 0)):
@@ -208,8 +208,8 @@ class Model:
           width: the number of dimensions to keep; 0 for all. `loss.widths` of the training must contain this
             number (a Matryoshka loss). The shortened embeddings are normalized.
           pool: "mean" averages the hidden states of a text, "cls" takes the first token and "last" the last token.
-            These values work with any checkpoint, and without a prompt. "" computes the embeddings that the checkpoint
-            was trained for.
+            These values work with any checkpoint, and do not allow `prompt` and `width`. "" computes the embeddings
+            that the checkpoint was trained for.
           layers: the layers that `pool` reads, such as "second_to_last" or "concat_last_four"; "" for the last layer.
 
         Raises:
@@ -290,16 +290,17 @@ class Model:
         Args:
           params: the params, such as `self.params`.
           input_ids: `[batch, length]`, with [CLS] and [SEP]; for multiple choice `[batch, choices, length]`.
-          segments: `[batch, length]`, the number of the sequence of each token, from 1; 0 for padding. For one sequence
-            per row, this is the attention mask of transformers. None: 0 for [PAD], and 1 for other ids.
+          segments: `[batch, length]`; if several inputs are packed in a row, the number of the input of each token,
+            from 1; 0 for padding. Both texts of a pair have the same number. For one input per row, this is the
+            attention mask of transformers. None: 0 for [PAD], and 1 for other ids.
           token_types: 1 in the second text of a pair; None: 0 everywhere.
           dropout_keys: `[batch]` random keys, such as `jax.random.split(jax.random.key(0), batch)`; None: no dropout.
 
         Returns:
           The logits of words `[batch, length, vocab]`, of classes `[batch, labels]`, of tags `[batch, length, labels]`,
-          or of the start and the end of answers `[batch, length, 2]`; or embeddings `[batch, width]`. A bidirectional
-          language model (ELMo) returns `[batch, 2 * length, vocab]`: the logits of the next words, then the logits of
-          the previous words. A checkpoint without a head returns the result of `encode`.
+          of the start and the end of answers `[batch, length, 2]`, or of choices `[batch, choices, 1]`; or embeddings
+          `[batch, width]`. A bidirectional language model (ELMo) returns `[batch, 2 * length, vocab]`: the logits of
+          the next words, then the logits of the previous words. Without a head, returns the result of `encode`.
 
         Examples:
           >>> loss = lambda params: model.apply(params, ids).mean()
@@ -377,9 +378,11 @@ def load(path: Path, dtype: str | None = None) -> Model:
     """Loads a checkpoint, with its tokenizer.
 
     Args:
-      path: the workdir of a run (also WORKDIR@best, @latest, @STEP), a folder of Hugging Face or sentence-transformers,
+      path: the workdir of a run, for its best checkpoint after fine-tuning and its latest after pre-training
+        (WORKDIR@best, @latest or @STEP choose another), a folder of Hugging Face or sentence-transformers,
         hub:NAME[@REVISION], or Google's bert_model.ckpt.
-      dtype: the type of the computations, with the values of `config.dtype`. None: the type of the run, or "auto".
+      dtype: the type of the computations, with the same values as the config field `dtype`. None: the type of the run
+        for a workdir, and "auto" for other checkpoints.
 
     Raises:
       UserError: if the path has no checkpoint, or if the checkpoint is damaged.

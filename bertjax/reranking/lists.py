@@ -150,6 +150,11 @@ class ListExamples(Examples):
         query = len(self.query_ids[self.list_queries[number]])
         return (self.encoder.sizes(query, len(self.document_ids[i])) for i in self.list_documents[number])
 
+    def identifying_arrays(self) -> Iterator[np.ndarray]:
+        """Yields the ids of the queries and documents, and the query and the documents of each list."""
+        arrays = itertools.chain(self.query_ids, self.document_ids, [self.list_queries], self.list_documents)
+        yield from (np.asarray(values, np.int32) for values in arrays)
+
     def with_teacher(self, targets: Sequence[np.ndarray]) -> "ListExamples":
         """Returns the lists with the scores of a teacher as grades; `targets` are `[documents]` for each list."""
         return dataclasses.replace(self, grades=targets)

@@ -192,7 +192,8 @@ def _make_train_step(
     """Returns the jitted training step of a loss. The first call compiles the step.
 
     The random key of a row is a function of (seed, step, index of the row in the batch). A packed batch has
-    `dropout_rows`, the indices of the rows in the unpacked batch, so that dropout does not depend on packing.
+    `dropout_rows` `[rows]`: the index of the first sequence of each row in the batch before packing. Dropout therefore
+    does not depend on the number of packed rows.
 
     The mesh axis `data` divides the rows into groups. Each group sums its gradients. The step adds these sums once,
     in `config.grad_dtype`.
@@ -259,7 +260,7 @@ def gathered_params(loss: Loss, state: TrainState, layout: StateShardings, mesh:
 
 
 def loss_inputs(loss: Loss, state: TrainState, batch: dict) -> tuple[dict, jax.Array]:
-    """Returns the normalized batch with the carry, and the row indices `[rows]` for the dropout keys."""
+    """Returns the batch with normalized weights and the carry, and the row indices `[rows]` for the dropout keys."""
     batch = loss.normalize(batch)
     rows = batch.pop("dropout_rows", jnp.arange(len(jax.tree.leaves(batch)[0])))
     return (batch if state.carry is None else batch | {"carry": state.carry}), rows

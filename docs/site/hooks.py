@@ -1,4 +1,4 @@
-"""What mkdocs asks: pages that are made of the code or lie in other folders, and the links that lead out of docs/."""
+"""Hooks of mkdocs: add generated pages and pages of other folders, and rewrite links to files outside of docs/."""
 
 import json
 import pathlib
@@ -61,16 +61,16 @@ def notebook_page(path: pathlib.Path) -> str:
 
 def on_page_markdown(markdown, page, config, files):
     here = page.file.src_uri
-    folder = posixpath.dirname(MIRRORED.get(here, f"docs/{here}"))  # in the repository, which its links are relative to
+    folder = posixpath.dirname(MIRRORED.get(here, f"docs/{here}"))  # The links of a page are relative to its folder.
     paths = {source: path for path, source in MIRRORED.items()}
 
     def moved(link: re.Match) -> str:
         text, target = link.groups()
         path, hash, anchor = target.partition("#")
         source = posixpath.normpath(posixpath.join(folder, path))
-        if not path or "://" in target or not (ROOT / source).exists():  # what does not, mkdocs warns of
+        if not path or "://" in target or not (ROOT / source).exists():  # mkdocs reports links to missing files
             return link[0]
-        if source == MIRRORED.get(here):  # the file of this page, which the site has as well
+        if source == MIRRORED.get(here):  # a link to the file of this page, which the site also contains
             return link[0]
         if source in paths or (source.startswith("docs/") and source.endswith(".md")):
             place = paths.get(source, source.removeprefix("docs/"))

@@ -1,5 +1,4 @@
-"""The pages of the reference, as Markdown, made of the code: the flags of the commands, and what the sources of
-the configs say, with their comments."""
+"""Generates the reference pages from the code: the flags of the commands, and the fields of configs with comments."""
 
 import ast
 import dataclasses
@@ -14,18 +13,19 @@ from collections.abc import Iterator
 
 from absl import flags
 
-import bertjax.cli.flags  # noqa: F401  absl's own flags come with it, which are nobody's here
+import bertjax.cli.flags  # noqa: F401  defines the flags of absl, which belong to no command
 from bertjax.cli.commands import COMMANDS
 from bertjax.config import experiments
 from bertjax.models import families
 from bertjax.objectives.registry import OBJECTIVES
 
 ROOT = pathlib.Path(__file__).parents[2]
-OTHERS = ("", "task", "model")  # no field; what the experiment decides; what the family says
+# Names that are not fields of the tables: no field, the task of the experiment, and the model of the family.
+OTHERS = ("", "task", "model")
 
 
 def pages() -> dict[str, str]:
-    """Returns {path in docs/: Markdown} of the pages that are made of the code."""
+    """Returns {path in docs/: Markdown} of the generated pages."""
     return {
         "reference/commands.md": commands_page(),
         "reference/config.md": config_page(),
@@ -95,7 +95,7 @@ def _default(flag: flags.Flag) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ConfigField:
-    """A field, or a section if it has no default: its name in the config, and what the source says of it."""
+    """A field of the config with its default and its comments, or a section, which has no default."""
 
     name: str
     default: str | None
@@ -103,7 +103,7 @@ class ConfigField:
 
 
 class Source:
-    """A Python file, and its comments by their lines."""
+    """A Python file, with its comments by line."""
 
     def __init__(self, text: str):
         self.text, self._lines = text, text.splitlines()
@@ -114,7 +114,7 @@ class Source:
         }
 
     def comment_of(self, node: ast.AST, is_section: bool = False) -> str:
-        """Returns the lines of comment above a node, and what follows it on its lines: of a section, on the first."""
+        """Returns the comments above a node and on its lines; for a section, above the node and on its first line."""
         first = node.lineno
         while self._is_comment(first - 1):
             first -= 1
@@ -132,8 +132,11 @@ class Source:
         )
 
     def fields(self, function: str) -> Iterator[ConfigField]:
-        """Yields what a function sets of `config`: by assignments, by `config.SECTION.update(...)`, and by a call of
-        `fine_tuning_config`, whose keywords are fields of the section data."""
+        """Yields the fields of `config` that a function sets.
+
+        A function sets fields by assignments, by `config.SECTION.update(...)`, and by a call of `fine_tuning_config`,
+        whose keywords are fields of the section data.
+        """
         for node in ast.walk(self.function(function)):
             match node:
                 case ast.Assign([ast.Attribute() as target], value) if (name := _config_name(target)) not in OTHERS:
@@ -161,7 +164,7 @@ class Source:
 
 
 def _config_name(node: ast.expr) -> str:
-    """Returns "data.cleaning" for the expression config.data.cleaning, and "" for what is not of `config`."""
+    """Returns "data.cleaning" for the expression config.data.cleaning, and "" for other expressions."""
     name = ast.unparse(node)
     return name.removeprefix("config.") if name.startswith("config.") else ""
 
@@ -185,7 +188,7 @@ def config_fields() -> dict[str, list[ConfigField]]:
 
 
 def task_fields() -> dict[str, list[ConfigField]]:
-    """Returns {experiment: what its file sets} of the shipped experiments of fine-tuning."""
+    """Returns {experiment: fields that its file sets} of the shipped experiments of fine-tuning."""
     found = {}
     for path in sorted((ROOT / "experiments").glob("*.py")):
         if "fine_tuning_config(" in (text := path.read_text()):
@@ -220,8 +223,8 @@ def config_page() -> str:
         "# Fields of a config",
         "",
         "An experiment's file begins with `pretraining_config()` or `fine_tuning_config(task)` of"
-        " `bertjax/config/defaults.py`, and says what differs. `--config.NAME=VALUE` overrides a field. What is said of"
-        " a section may be about its fields.",
+        " `bertjax/config/defaults.py`, and sets the fields that differ. `--config.NAME=VALUE` overrides a field. The"
+        " description of a section may describe its fields.",
     ]
     for heading, fields in config_fields().items():
         lines += ["", f"## {heading}", "", *_table(fields)]
@@ -229,7 +232,7 @@ def config_page() -> str:
         "",
         "## The tasks of fine-tuning",
         "",
-        "What their experiments set, besides the above.",
+        "The experiment of each task sets these fields, besides the fields above.",
     ]
     for name, fields in task_fields().items():
         lines += ["", f"### {name}", "", *_table(fields)]
@@ -237,8 +240,8 @@ def config_page() -> str:
         "",
         "## The model",
         "",
-        "`config.model` has the fields of its family, `model.family`. Those that decide the shapes of params are of"
-        " `init_checkpoint` in fine-tuning.",
+        "`config.model` has the fields of its family, `model.family`. In fine-tuning, the fields that determine"
+        " the shapes of params come from `init_checkpoint`.",
     ]
     base = {}
     for name in families.FAMILIES.names():
@@ -247,7 +250,7 @@ def config_page() -> str:
         base = base or {field.name: field for field in fields}  # BERT's
         lines += ["", f"### {name}", ""]
         if len(differing) < len(fields):
-            lines += ["What is not as in the table of bert:" if differing else "As bert's.", ""]
+            lines += ["The fields that differ from the table of bert:" if differing else "The fields of bert.", ""]
         lines += _table(differing, "model.") if differing else ()
     lines += ["", "## Settings of objectives", ""]
     for name in OBJECTIVES.names():
@@ -265,7 +268,7 @@ def _table(fields: list[ConfigField], prefix: str = "") -> Iterator[str]:
             case "config_dict.placeholder(object)":
                 default = "`None`"
             case text if text.isidentifier() and text not in ("True", "False", "None"):
-                default = "*of the experiment's name*"
+                default = "*set by the experiment*"
             case text:
                 default = f"`{_cell(text)}`"
         yield f"| `{prefix}{field.name}` | {default} | {_cell(field.comment)} |"
@@ -278,7 +281,8 @@ def experiments_page() -> str:
     lines = [
         "# Experiments",
         "",
-        "What `bertjax train --config=NAME` finds from any folder. Each is a file that may be copied and changed.",
+        "`bertjax train --config=NAME` finds these experiments from any folder. To change an experiment, copy its"
+        " file.",
     ]
     for name, path in experiments.shipped().items():
         lines += ["", f"## {name}", "", f"```python\n{path.read_text().rstrip()}\n```"]
@@ -290,5 +294,5 @@ def _block(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """Returns a text for a cell of a table: on one line, with | and < as they are."""
+    """Returns a text for a cell of a table: on one line, with | and < escaped."""
     return re.sub(r"([|<])", r"\\\1", " ".join((text or "").split()))

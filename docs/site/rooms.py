@@ -1,7 +1,7 @@
 """Draws the rooms of bertjax from its imports: python docs/site/rooms.py [--count]
 
-Writes docs/rooms.svg, and in docs/code.md the sentence of each room, which is the first one of its docstring. --count
-prints the numbers of rooms, floors, upward imports, cycles, and lines of `__init__.py` in place of that.
+Writes docs/rooms.svg, and in docs/code.md the first sentence of the docstring of each room. With --count, writes no
+file, and prints the numbers of rooms, layers, upward imports, cycles, and lines of `__init__.py`.
 """
 
 import ast
@@ -31,7 +31,7 @@ Imports = dict[str, set[str]]
 def layers() -> list[list[str]]:
     """Returns the rooms from the top, as the contract of import-linter in pyproject.toml lists them.
 
-    The first layer of the contract has the modules that keep old names working, and is no room.
+    The first layer of the contract has the modules that keep old names working. These modules are not a room.
     """
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (rows,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
@@ -60,7 +60,7 @@ def rooms_of(module: str) -> list[str]:
 
 
 def reduced(imports: Imports) -> Imports:
-    """Returns the imports without those that follow from others: from a room to one that its imports import."""
+    """Returns the imports of each room without the rooms that its other imports already import."""
     below: Imports = {}
     for room in graphlib.TopologicalSorter(imports).static_order():
         below[room] = imports.get(room, set()).union(*(below[other] for other in imports.get(room, ())))
@@ -79,7 +79,7 @@ def sentence_of(room: str) -> str:
 
 
 def drawn(rows: list[list[str]], imports: Imports) -> str:
-    """Returns the SVG: a row for each layer, and an arrow for each import that does not follow from others."""
+    """Returns the SVG: a row for each layer, and an arrow for each import that other imports do not imply."""
     places = {
         room: (WIDTH * CENTERS.get(room, 0.5), MARGIN + ROW * number + BOX_HEIGHT / 2)
         for number, row in enumerate(rows)
@@ -124,7 +124,7 @@ def page(rows: list[list[str]]) -> str:
 
 
 def cycles(imports: Imports) -> list[list[str]]:
-    """Returns the groups of modules that import each other, directly or through others of the group."""
+    """Returns the groups of modules that import each other, directly or through other modules of the group."""
     below: Imports = {}
     for module in imports:
         seen, waiting = set(), [*imports[module]]

@@ -12,18 +12,19 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder
-from bertjax.data.loading.mixture import MixedOrder, steps_per_dataset
+from bertjax.data.loading.mixture import MixedOrder, steps_per_dataset, tempered_steps
 from bertjax.distributed.mesh import GROUPS, make_mesh, put_batch
 from bertjax.embedding import datasets, losses
 from bertjax.finetuning import distillation
 from bertjax.finetuning import run as finetuning_run
+from bertjax.finetuning.encoding import encode_pairs
 from bertjax.finetuning.task import FineTuning
 from bertjax.inference import tasks
 from bertjax.interop import pretrained
 from bertjax.launch.start import launch
 from bertjax.launch.validate import validate
 from bertjax.training.checkpoints import checkpoint as checkpoints
-from bertjax.training.checkpoints.workdir import write_info
+from bertjax.training.checkpoints.workdir import read_info, write_info
 from bertjax.training.optim.schedules import make_schedule
 from bertjax.training.step import Program, put_hyperparameters
 from bertjax.training.trackers.jsonl import read_metrics
@@ -99,12 +100,24 @@ def gradient_of(config, tmp_path, data=1, fsdp=1, microbatches=1):
     return jax.tree.map(np.subtract, before, jax.device_get(state.params)), jax.device_get(metrics)
 
 
+# Form and settings.
+SEVERAL = {
+    "infonce": ("pairs", {"loss.symmetric": True, "loss.widths": "8"}),
+    "triplet": ("pairs", {"loss.distance_metric": "euclidean", "loss.widths": "8"}),
+    "guided": ("pairs", {"loss.name": "", "loss.guide": "{teacher}"}),
+    "angle": ("scored", {}),
+    "online_contrastive": ("labelled", {}),
+}
+
+
 @pytest.mark.slow
-def test_microbatches_and_devices_change_neither_loss_nor_gradient(folder, checkpoint, tmp_path):
-    fields = {"loss.symmetric": True, "loss.widths": "8"}
-    expected, metrics = gradient_of(config_for(folder, checkpoint, **fields), tmp_path)
-    result, again = gradient_of(config_for(folder, checkpoint, **fields), tmp_path, 2, 2, 2)
-    assert metrics["loss"] > 1 and metrics["grad_norm"] > 0.1
+@pytest.mark.parametrize("name", SEVERAL)
+def test_microbatches_and_devices_change_neither_loss_nor_gradient(name, teacher, folder, checkpoint, tmp_path):
+    form, fields = SEVERAL[name]
+    fields = {"loss.name": name} | {field: str(teacher) if x == "{teacher}" else x for field, x in fields.items()}
+    expected, metrics = gradient_of(config_for(folder, checkpoint, form, **fields), tmp_path)
+    result, again = gradient_of(config_for(folder, checkpoint, form, **fields), tmp_path, 2, 2, 2)
+    assert metrics["loss"] > 0.1 and metrics["grad_norm"] > 0.1
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5), expected, result)
     for name in ("loss", "accuracy", "grad_norm"):
         np.testing.assert_allclose(again[name], metrics[name], rtol=1e-4, err_msg=name)
@@ -128,18 +141,28 @@ def encode(folder, checkpoint, tmp_path_factory):
     return vectors_of
 
 
-NO_INPUTS = ("labels", "weights", "dropout_rows")
+NO_INPUTS = ("labels", "weights", "dropout_rows", "guide_embeddings")
+FORM_OF = {
+    "infonce": "pairs", "guided": "pairs", "triplet": "pairs", "cosent": "scored", "angle": "scored",
+    "contrastive": "labelled", "online_contrastive": "labelled",
+}  # fmt: skip
+LOSS_FIELDS: dict = {"triplet": {"loss.distance_metric": "manhattan", "loss.triplet_margin": 20.0}}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["pairs", "scored", "labelled"])
+@pytest.mark.parametrize("name", FORM_OF)
 def test_packing_missing_examples_and_groups_change_neither_loss_nor_gradient(
-    form, encode, folder, checkpoint, tmp_path
+    name, encode, teacher, folder, checkpoint, tmp_path
 ):
-    task = task_of(config_for(folder, checkpoint, form, **{"data.texts": "one,other"}), tmp_path)
+    texts = "query,positive,negative" if name in ("triplet", "guided") else "one,other"
+    fields = {"data.texts": texts, "loss.name": name, **LOSS_FIELDS.get(name, {})}
+    if name == "guided":
+        fields |= {"loss.name": "", "loss.guide": str(teacher)}
+    task = task_of(config_for(folder, checkpoint, FORM_OF[name], **fields), tmp_path)
     examples = task.data.train
     whole, missing = np.arange(42), np.array([*range(20), -1, *range(20, 42), -1])
     batches = [(packed(examples), 1), (examples.batch(whole, 16), 1), (examples.batch(missing, 16), 4)]
+    batches.append((examples.batch(np.append(missing, np.full(4, -1)), 16), 8))
     several = batches[0][0]
     assert several["segments"].max() > 2 * examples.choices and (several["weights"] == 0).any()
 
@@ -246,12 +269,86 @@ def mixed(folder, checkpoint, **fields):
     return config
 
 
+@pytest.mark.parametrize("sizes, temperature, expected", [
+    ((800, 80, 8), 1.0, [100, 10, 1]), ((800, 80, 8), 2.0, [78, 25, 8]), ((800, 80, 8), 1e9, [37, 37, 37]),
+    ((8000, 1), 0.1, [1000, 1]), ((9, 9), 1.0, [2, 2]), ((4, 42), 1.0, [1, 6]), ((1, 1, 1), 1.0, [1, 1, 1]),
+])  # fmt: skip
+def test_datasets_are_sampled_by_temperature(sizes, temperature, expected):
+    assert tempered_steps(sizes, temperature, 8) == expected
+    assert sum(expected) == sum(-(-size // 8) for size in sizes)
+
+
+def test_sampling_determines_the_steps_of_an_epoch(folder, checkpoint, tmp_path):
+    """The similar set is used twice by its weight; without the weight, its share depends on its size."""
+    task = task_of(mixed(folder, checkpoint), tmp_path)
+    assert task.data.steps_of_sets(16) == [3, 6]
+    config = config_for(folder, checkpoint, **{"data.sampling": "temperature", "data.temperature": 1e9}).unlock()
+    write_table(tmp_path / "small.jsonl", rows_of(4, 4))
+    config.data.sets.small = embed.text_set(str(tmp_path / "small.jsonl"), texts="query,positive")
+    validate(config.lock())
+    task = task_of(config, tmp_path)
+    assert task.data.steps_of_sets(16) == [2, 2] and task.data.count(16) == 64
+    batches = [batch["labels"].shape[-1] for batch in itertools.islice(task.batches(0), 4)]
+    assert sorted(batches) == [2, 2, 3, 3]
+    assert [batch["labels"].shape[-1] for batch in itertools.islice(task.batches(1), 3)] == batches[1:]
+    with config.unlocked():
+        config.data.update(sampling="proportional", temperature=1.0)
+    validate(config)
+    assert task_of(config, tmp_path).data.steps_of_sets(16) == [3, 1]
+    with config.unlocked():
+        config.data.sets.small.weight = 2.0
+    with pytest.raises(UserError, match=r"config.data.sets.small.weight = 2.0: has no effect with data.sampling=prop"):
+        validate(config)
+
+
+def test_a_set_has_its_own_prompts(folder, checkpoint, tmp_path):
+    config = config_for(folder, checkpoint, **{"data.query_prompt": "ship ", "data.document_prompt": "sail "}).unlock()
+    texts = "query,positive"
+    config.data.texts = texts
+    config.data.sets.inherits = embed.text_set(str(folder), texts=texts)
+    config.data.sets.changes = embed.text_set(str(folder), texts=texts, query_prompt="rose ", document_prompt="none")
+    config.data.sets.scored = embed.text_set(str(folder), "scored", "one,other", "score", query_prompt="none")
+    assert {"query_prompt", "document_prompt"}.isdisjoint(config.data.sets.inherits)  # as in configs of older versions
+    validate(config.lock())
+    tokenizer = pretrained.read_pretrained(checkpoint).tokenizer
+    row = rows_of(42, 42)[3]
+    inherited = ("ship query", "sail positive")
+    expected = [inherited, ("rose query", "positive"), inherited, ("one", "other")]  # sets in the order of their names
+    for examples, words in zip(task_of(config, tmp_path).data.train_sets, expected, strict=True):
+        for ids, text in zip(examples.input_ids[2 * 3 : 2 * 4], words):
+            prompt, _, column = text.rpartition(" ")
+            (encoded,), _, _ = encode_pairs(tokenizer, [f"{prompt} {row[column]}".strip()], None, 16)
+            np.testing.assert_array_equal(ids, encoded)
+
+
 @pytest.mark.slow
 def test_a_run_on_several_data_sets_improves_the_score(folder, checkpoint, tmp_path):
     launch(mixed(folder, checkpoint), tmp_path)
     lines = read_metrics(tmp_path)
     scores = [line["eval/spearman"] for line in lines if "eval/spearman" in line]
     assert lines[-1]["step"] == 2 * (3 + 6) and scores[-1] > 0.5
+
+
+NEW_FIELDS = (
+    "loss.name", "loss.distance_metric", "loss.triplet_margin", "loss.guide", "loss.guide_margin", "data.sampling",
+    "data.temperature", "distill.student_temperature", "distill.teacher_temperature",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_config_of_an_older_version_trains_and_resumes_without_differences(folder, checkpoint, tmp_path, capsys):
+    """The config of the run, or the user's experiment file, lacks the fields of later versions."""
+    config = mixed(folder, checkpoint)
+    with config.unlocked():
+        for field in NEW_FIELDS:
+            section, _, name = field.partition(".")
+            del config[section][name]
+    launch(config, tmp_path / "run")
+    run_config = read_info(tmp_path / "run").config
+    assert "name" not in run_config.loss and "sampling" not in run_config.data
+    launch(mixed(folder, checkpoint), tmp_path / "run")
+    output = capsys.readouterr().out
+    assert "already finished" in output and "(was " not in output
 
 
 # Distillation.
@@ -270,10 +367,10 @@ def teacher(folder, checkpoint, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["vectors", "scores"])
+@pytest.mark.parametrize("target", ["vectors", "scores", "kl"])
 def test_examples_have_the_vectors_or_scores_of_the_teacher(target, teacher, folder, checkpoint, tmp_path):
     fields = {"distill.teacher": str(teacher), "distill.what": target}
-    config = (config_for if target == "scores" else mixed)(folder, checkpoint, **fields)
+    config = (mixed if target == "vectors" else config_for)(folder, checkpoint, **fields)
     config, _ = finetuning_run.resolve(config, None)
     dataset = finetuning_run.load_inputs(config, tmp_path, None).data
     source, row = pretrained.read_pretrained(teacher), rows_of(42, 42)[3]
@@ -285,7 +382,7 @@ def test_examples_have_the_vectors_or_scores_of_the_teacher(target, teacher, fol
         [prediction["vector"] for prediction in tasks.get("embed").predict(prompted, [(text,) for text in texts])]
     )
     cosines = vectors[1:] @ vectors[0]
-    expected = vectors if target == "vectors" else cosines[:1] - cosines[1:]
+    expected = {"vectors": vectors, "scores": cosines[:1] - cosines[1:], "kl": cosines}[target]
     np.testing.assert_allclose(dataset.train.teacher_logits[3], expected, atol=1e-5)
     for examples in dataset.train_sets:
         assert len(examples.teacher_logits) == len(examples)
@@ -298,6 +395,28 @@ def test_examples_have_the_vectors_or_scores_of_the_teacher(target, teacher, fol
     assert len(forms) == len(dataset.train_sets)
     assert distillation._read(path, key, (*forms[:-1], "other")) is None
     assert distillation._read(path, "other", forms) is None
+
+
+@pytest.mark.parametrize("target", ["scores", "kl"])
+def test_scores_in_the_data_are_targets(target, folder, checkpoint, tmp_path):
+    fields = {"distill.what": target, "distill.weight": 1.0, "data.label": "score,same"}
+    data = task_of(config_for(folder, checkpoint, **fields), tmp_path).data
+    columns = np.array([[row["score"], row["same"]] for row in rows_of(42, 42)], np.float32)
+    expected = columns if target == "kl" else columns[:, :1] - columns[:, 1:]
+    np.testing.assert_array_equal(np.stack(data.train.teacher_logits), expected)
+    np.testing.assert_array_equal(data.train.batch(np.array([5, -1]), 16)["teacher_logits"][0], expected[5])
+    assert not (tmp_path / distillation.FILE).exists()
+
+
+@pytest.mark.slow
+def test_a_file_with_scores_is_divided_and_trains(folder, checkpoint, tmp_path):
+    """The dev set has the columns of scores, too, and ignores them."""
+    dev = {f"data.dev.{name}": "" for name in ("form", "texts", "label")}
+    fields = {"distill.what": "kl", "distill.student_temperature": 0.1, "data.label": "score,same", "epochs": 2.0}
+    launch(config_for(folder, checkpoint, **{**fields, **dev, "data.path": str(folder / "train.jsonl")}), tmp_path)
+    lines = read_metrics(tmp_path)
+    assert any("eval/ndcg@10" in line for line in lines)
+    assert "train/loss" in "".join(map(str, lines))
 
 
 def test_the_distillation_loss_is_the_distance_of_vectors_or_scores():
@@ -313,6 +432,33 @@ def test_the_distillation_loss_is_the_distance_of_vectors_or_scores():
     np.testing.assert_allclose(loss.divergence(student, scores[1], 1.0), expected, atol=1e-6)
 
 
+# A guide.
+
+
+def test_examples_have_the_embeddings_of_the_guide(teacher, folder, checkpoint, tmp_path, monkeypatch):
+    config = mixed(folder, checkpoint, **{"loss.guide": str(teacher)})
+    config, _ = finetuning_run.resolve(config, None)
+    train, scored = finetuning_run.load_inputs(config, tmp_path, None).data.train_sets
+    row, embedder = rows_of(42, 42)[3], tasks.get("embed").embedder(pretrained.read_pretrained(teacher), prompt="")
+    texts = ["ship " + row["query"], "sail " + row["positive"], "sail " + row["negative"]]
+    np.testing.assert_allclose(train.guide_embeddings[3], embedder(texts)[0], atol=1e-5)
+    assert len(train.guide_embeddings) == len(train) and scored.guide_embeddings is None
+    batch = train.batch(np.array([-1, 3]), 16)
+    np.testing.assert_array_equal(batch["guide_embeddings"][1], train.guide_embeddings[3])
+    assert not batch["guide_embeddings"][0].any()
+    # The workdir has the embeddings: a run resumes without the guide.
+    monkeypatch.setattr(pretrained, "read_with_tokenizer", None)
+    again = finetuning_run.load_inputs(config, tmp_path, None).data.train
+    np.testing.assert_array_equal(np.stack(again.guide_embeddings), np.stack(train.guide_embeddings))
+
+
+def test_the_planner_needs_no_guide(checkpoint):
+    config = config_for("", checkpoint, **{"loss.guide": "missing"})
+    config, _ = finetuning_run.resolve(config, None, with_data=False)
+    data = tasks.get("embed").sample_data(config, np.arange(5))
+    assert data.train.batch(np.arange(2), 8)["guide_embeddings"].shape == (2, 3, 32)
+
+
 # Mistakes.
 
 SCORED, LABELLED, SENTENCES = (
@@ -320,6 +466,7 @@ SCORED, LABELLED, SENTENCES = (
     for form in ("scored", "labelled", "sentences")
 )
 TEACHER = {"distill.teacher": "{teacher}"}
+GIVEN = {"distill.what": "kl", "data.label": "score,same"}
 
 
 @pytest.mark.parametrize("fields, message", [
@@ -327,6 +474,23 @@ TEACHER = {"distill.teacher": "{teacher}"}
     ({"loss.widths": "64"}, r"config.loss.widths = '64': 64 must be at most 32, the width of an embedding"),
     ({"loss.widths": "8,a"}, r"config.loss.widths = '8,a': must be widths, such as 256,128,64"),
     ({"loss.temperature": 0.0}, r"config.loss.temperature = 0.0: must be above 0"),
+    ({"loss.name": "triple"}, r"config.loss.name = 'triple': unknown loss 'triple'; choose from infonce, triplet"),
+    ({"loss.name": "triplet,infonce"}, r"config.loss.name = .*: triplet and infonce train on the same form"),
+    ({"loss.name": "angle"}, r"config.loss.name = 'angle': angle trains on the forms scored, which no"),
+    ({"loss.name": "triplet", "data.texts": "query,positive"}, r"data.texts = .*: the loss triplet needs form=pairs"),
+    ({"loss.name": "triplet", "loss.symmetric": True}, r"config.loss.symmetric = True: cannot be combined with loss."),
+    ({"loss.name": "triplet", "loss.triplet_margin": 5.0}, r"config.loss.triplet_margin = 5.0: .* at most 2"),
+    ({"loss.distance_metric": "cos"}, r"config.loss.distance_metric = 'cos': choose one of cosine, eu"),
+    ({"loss.triplet_margin": 1.0}, r"config.loss.triplet_margin = 1.0: applies to the loss triplet; set loss.name"),
+    ({"loss.guide": "{checkpoint}"}, r"config.loss.guide = .*: computes no embeddings \(BertFor.*\)"),
+    ({"loss.guide": "{teacher}", "loss.symmetric": True}, r"config.loss.guide = .*: cannot be combined with loss.sy"),
+    ({"loss.guide": "{teacher}", "loss.name": "triplet"}, r"config.loss.guide = .*: selects in-batch negatives of"),
+    (SCORED | {"loss.guide": "{teacher}"}, r"config.loss.guide = .*: selects in-batch negatives of the loss infonce"),
+    ({"loss.guide_margin": 0.1}, r"config.loss.guide_margin = 0.1: needs a guide: set loss.guide"),
+    ({"data.sampling": "sizes"}, r"config.data.sampling = 'sizes': choose one of weights, proportional, temperature"),
+    ({"data.sampling": "proportional"}, r"config.data.sampling = 'proportional': needs several training sets: add d"),
+    ({"data.temperature": 0.0}, r"config.data.temperature = 0.0: must be above 0"),
+    ({"data.temperature": 2.0}, r"config.data.temperature = 2.0: applies to data.sampling=temperature; set data.sam"),
     ({"data.form": "pair"}, r"config.data.form = 'pair': choose one of pairs, scored"),
     ({"data.texts": "query"}, r"config.data.texts = 'query': must name two columns or more: query, positive, neg"),
     ({"data.dev.texts": ""}, r"config.data.texts = 'query,positive,negative': must name two columns, because scored"),
@@ -339,10 +503,19 @@ TEACHER = {"distill.teacher": "{teacher}"}
     (SCORED | {"data.label": "constant"}, r"train.jsonl: all scores, in column 'constant', are 3; use data with"),
     (LABELLED | {"data.label": "score"}, r"score is .*, expected 1 .* set form=scored"),
     ({"distill.what": "scores"}, r"config.distill.what = 'scores': needs a teacher"),
-    ({"distill.what": "all"}, r"config.distill.what = 'all': choose one of vectors, scores"),
+    ({"distill.what": "all"}, r"config.distill.what = 'all': choose one of vectors, scores, kl"),
     ({"distill.teacher": "{checkpoint}"}, r"config.distill.teacher = .*: computes no embeddings \(BertFor.*\)"),
     (TEACHER | {"head.dense": 8}, r"embeddings is 32, .* is 8; set head.dense=32, or "),
     (TEACHER | SENTENCES | {"distill.what": "scores"}, r"have no scores of pairs; set distill.what=v"),
+    ({"distill.what": "kl"}, r"config.distill.what = 'kl': needs a teacher: set .*, or name the columns of the scores"),
+    ({"data.label": "score,same"}, r"config.data.label = 'score,same': names scores of documents, which have no"),
+    (GIVEN | {"data.label": "score,same,same"}, r"config.data.label = .*: must name 2 columns, the score of each"),
+    (GIVEN | {"data.label": "score,one"}, r"train.jsonl:1: one is '.*', expected a number"),
+    (GIVEN | {"data.label": "score,two"}, r"train.jsonl:1: no column 'two'; choose data.label from"),
+    (GIVEN | TEACHER, r"config.distill.teacher = .*: cannot be combined with the scores of documents in data.label"),
+    (TEACHER | SCORED | {"distill.what": "kl"}, r"config.data.texts = .*: distill.what=kl needs form=pairs with neg"),
+    (TEACHER | {"distill.student_temperature": 0.1}, r"config.distill.student_temperature = 0.1: applies to distill"),
+    (GIVEN | {"distill.teacher_temperature": -1.0}, r"config.distill.teacher_temperature = -1.0: must be above 0"),
     (TEACHER | {"distill.temperature": 3.0}, r"distill.temperature = 3.0: applies to logits, .*; leave the field"),
 ])  # fmt: skip
 def test_mistakes_raise_errors_of_one_line(fields, message, teacher, checkpoint, tmp_path):
@@ -364,6 +537,7 @@ def test_mistakes_raise_errors_of_one_line(fields, message, teacher, checkpoint,
     (dict(path="{empty}"), r".path = '.*': the folder has no train.csv or train.tsv or train.jsonl"),
     (dict(texts="one,two"), r"train.jsonl:1: no column 'two'; choose data.texts from query, positive"),
     (dict(path="{empty}/one.csv"), r".path = '.*': has one example, expected at least 2, beca"),
+    (dict(form="scored", label="score", document_prompt="none"), r".document_prompt = 'none': has no effect with form"),
     (dict(form="squad"), r".path = '.*': the folder has no train-v1.1.json or train-v2.0.json"),
     ("train.csv", r" = 'train.csv': must be text_set\(path, ...\)"),
 ])  # fmt: skip

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from bertjax.finetuning import distillation
 from bertjax.finetuning.classification import Windows
 from bertjax.finetuning.encoding import encode_pairs, encode_windows
 from bertjax.reranking import sets
@@ -113,6 +114,19 @@ def test_packed_and_padded_batches_have_the_same_sequences(tokenizer):
 
     assert without_slots(padded_batch) == without_slots(packed_batch)
     assert len(packed_batch["input_ids"]) < len(padded_batch["input_ids"]) / 2
+
+
+def test_stored_targets_of_a_teacher_belong_to_the_lists(tokenizer):
+    """Other documents, or another order of the lists, need new targets."""
+
+    def key(examples):
+        return distillation._key([], [examples])
+
+    examples = examples_of(tokenizer)
+    assert key(examples) == key(examples_of(tokenizer)) != key(examples_of(tokenizer, count=25))
+    changed = [*examples.document_ids[:-1], [*examples.document_ids[-1], 7]]
+    assert key(examples) != key(dataclasses.replace(examples, document_ids=changed))
+    assert key(examples) != key(dataclasses.replace(examples, list_documents=examples.list_documents[::-1]))
 
 
 def test_few_different_shapes_are_compiled(tokenizer):

@@ -40,7 +40,7 @@ class TextInput:
             yield from read_text_lines(self.path)
 
     def check(self, checkpoint: str) -> None:
-        """Raises `UserError` if there is no text, or if the table lacks a column; the error names the checkpoint."""
+        """Raises `UserError` if there is no text for a checkpoint, or if the table lacks a column."""
         if next(iter(self), None) is None:
             raise missing_text(checkpoint, self.path)
         if self.id_column:

@@ -57,6 +57,7 @@ class Examples:
       per_token: whether labels and logits are per token.
       teacher_logits: the outputs of a teacher for each example: logits `[classes]` or, with `per_token`, `[length,
         classes]`; embeddings `[texts, width]`; or scores. None without a teacher.
+      guide_embeddings: the embeddings of the texts of each example by a guide, `[texts, width]`; None without a guide.
     """
 
     input_ids: list[np.ndarray]
@@ -65,6 +66,7 @@ class Examples:
     choices: int = 0
     per_token: bool = False
     teacher_logits: Sequence[np.ndarray] | None = None
+    guide_embeddings: Sequence[np.ndarray] | None = None
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -90,6 +92,10 @@ class Examples:
         """Labels that are not per token, `[examples, ...]`; 0 if the labels are unknown."""
         labels = np.zeros(len(self), np.int32) if self.labels is None else np.asarray(self.labels)
         return labels.astype(np.float32 if labels.dtype.kind == "f" else np.int32)
+
+    def identifying_arrays(self) -> Iterator[np.ndarray]:
+        """Yields int32 arrays that identify the examples: the ids of the tokens."""
+        yield from self.input_ids
 
     def with_teacher(self, targets: Sequence[np.ndarray]) -> "Examples":
         """Returns the examples with the outputs of a teacher, see `teacher_logits`."""
@@ -118,7 +124,8 @@ class Examples:
 
         Returns:
           `input_ids`, `segments`, `token_types` `[rows, length]` or `[rows, choices, length]`; `labels` and `weights`
-          `[rows, ...]`, or per token `[rows, length]`; with a teacher also `teacher_logits`.
+          `[rows, ...]`, or per token `[rows, length]`; with a teacher also `teacher_logits`, and with a guide
+          `guide_embeddings`.
         """
         choices, weights = max(1, self.choices), (rows >= 0).astype(np.float32)
         used = np.flatnonzero(rows >= 0)
@@ -142,15 +149,20 @@ class Examples:
         else:
             labels = self._labels[np.maximum(rows, 0)]
         batch |= {"labels": labels, "weights": weights}
-        if self.teacher_logits is not None:
-            shape = self._logits_shape(self.teacher_logits)
-            logits = (self.teacher_logits[example] for example in rows[used])
-            batch["teacher_logits"] = _fill(np.zeros((*weights.shape, *shape), np.float32), used, NO_STARTS, logits)
+        for name, outputs in self._model_outputs.items():
+            shape, selected = self._output_shape(outputs), (outputs[example] for example in rows[used])
+            batch[name] = _fill(np.zeros((*weights.shape, *shape), np.float32), used, NO_STARTS, selected)
         return batch
 
-    def _logits_shape(self, teacher_logits: Sequence[np.ndarray]) -> tuple[int, ...]:
-        """Returns the shape of the teacher's logits for an example or, with `per_token`, for a token."""
-        return teacher_logits[0].shape[self.per_token :]
+    @property
+    def _model_outputs(self) -> dict[str, Sequence[np.ndarray]]:
+        """The outputs of a teacher and of a guide, by the names of their arrays in a batch."""
+        outputs = {"teacher_logits": self.teacher_logits, "guide_embeddings": self.guide_embeddings}
+        return {name: arrays for name, arrays in outputs.items() if arrays is not None}
+
+    def _output_shape(self, outputs: Sequence[np.ndarray]) -> tuple[int, ...]:
+        """Returns the shape of the outputs for an example or, with `per_token`, for a token."""
+        return outputs[0].shape[self.per_token :]
 
     def packed(self, examples: np.ndarray, rows: np.ndarray, starts: np.ndarray, count: int, row: RowSize) -> Batch:
         """Packs examples into rows. The choices of an example are adjacent.
@@ -166,14 +178,14 @@ class Examples:
           `input_ids`, `segments`, `token_types`, `positions` `[count, tokens]`, where `segments` numbers the
           sequences of a row from 1; `first_tokens` `[count, sequences]` or `[count, sequences, choices]`; `labels` and
           `weights` `[count, sequences, ...]`, or per token `[count, tokens]`; `dropout_rows` `[count]`; with a teacher
-          also `teacher_logits` `[count, sequences or tokens, ...]`.
+          also `teacher_logits` `[count, sequences or tokens, ...]`, and with a guide `guide_embeddings`.
         """
         is_example = examples >= 0
         examples, rows, starts = examples[is_example], rows[is_example], starts[is_example]
         places = _Places(examples, rows, starts, index_in_row(rows))
         batch = self._packed_tokens(places, count, row) | self._packed_labels(places, count, row)
-        if self.teacher_logits is not None:
-            batch["teacher_logits"] = self._packed_logits(self.teacher_logits, places, count, row)
+        for name, outputs in self._model_outputs.items():
+            batch[name] = self._packed_outputs(outputs, places, count, row)
         batch["dropout_rows"] = first_in_row(np.arange(len(rows)), rows, count)
         return batch
 
@@ -208,15 +220,13 @@ class Examples:
         labels[rows, indices], weights[rows, indices] = self._labels[examples], 1
         return {"labels": labels, "weights": weights}
 
-    def _packed_logits(
-        self, teacher_logits: Sequence[np.ndarray], places: _Places, count: int, row: RowSize
-    ) -> np.ndarray:
-        """Returns the packed outputs of the teacher."""
-        shape, logits = self._logits_shape(teacher_logits), (teacher_logits[example] for example in places.examples)
+    def _packed_outputs(self, outputs: Sequence[np.ndarray], places: _Places, count: int, row: RowSize) -> np.ndarray:
+        """Returns the packed outputs of a teacher or a guide."""
+        shape, selected = self._output_shape(outputs), (outputs[example] for example in places.examples)
         if self.per_token:
-            return _fill(np.zeros((count, row.tokens, *shape), np.float32), places.rows, places.starts, logits)
+            return _fill(np.zeros((count, row.tokens, *shape), np.float32), places.rows, places.starts, selected)
         packed = np.zeros((count * row.sequences, *shape), np.float32)
-        _fill(packed, places.rows * row.sequences + places.indices, NO_STARTS, logits)
+        _fill(packed, places.rows * row.sequences + places.indices, NO_STARTS, selected)
         return packed.reshape(count, row.sequences, *shape)
 
 

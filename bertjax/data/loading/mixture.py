@@ -29,6 +29,31 @@ def steps_per_dataset(sizes: Sequence[int], weights: Sequence[float], batch_size
     return [max(1, round(weight * steps_per_epoch(size, batch_size))) for size, weight in zip(sizes, weights)]
 
 
+def tempered_steps(sizes: Sequence[int], temperature: float, batch_size: int) -> list[int]:
+    """Returns the number of steps per epoch of each dataset, in proportion to size ** (1 / temperature), at least 1.
+
+    An epoch has as many steps as with weights of 1. A dataset with a share below one step gets one step. The other
+    datasets divide the remaining steps.
+
+    Args:
+      sizes: the number of examples of each dataset.
+      temperature: 1 for shares in proportion to the sizes; a high temperature for equal shares.
+      batch_size: the number of examples in a batch.
+    """
+    total = sum(steps_per_epoch(size, batch_size) for size in sizes)
+    logits = np.log(sizes) / temperature
+    shares = np.exp(logits - logits.max())
+    exact = total * shares / shares.sum()
+    while (exact < 1).any():
+        is_small = exact <= 1
+        divisor = shares[~is_small].sum() if not is_small.all() else 1.0
+        exact = np.where(is_small, 1, shares * (total - is_small.sum()) / divisor)
+    steps = np.floor(exact).astype(int)
+    # The steps that rounding down leaves over belong to the datasets with the largest remainders.
+    steps[np.argsort(steps - exact, kind="stable")[: total - steps.sum()]] += 1
+    return steps.tolist()
+
+
 class MixedOrder(Order):
     """Assigns training steps to datasets in random order. The order of a dataset determines the examples of its steps.
 
@@ -40,7 +65,7 @@ class MixedOrder(Order):
 
         Args:
           orders: the order of each dataset.
-          counts: the number of steps per epoch of each dataset, see `steps_per_dataset`.
+          counts: the number of steps per epoch of each dataset, see `steps_per_dataset` and `tempered_steps`.
           seed: the seed of the order.
         """
         self._orders, self._counts, self._seed = orders, counts, seed

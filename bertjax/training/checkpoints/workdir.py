@@ -321,6 +321,10 @@ def _flat_fields(config: ConfigDict) -> dict[str, Any]:
         "data.multi_label": "", "data.on_bad_answer": "stop", "data.windows": "", "data.heldout_seed": 0,
         "keep_layers": 0, "data.join": "spaces", "data.dev.ignore_identical_ids": False,
         "distill.teacher": "", "distill.temperature": 2.0, "distill.weight": 0.5,
+        "distill.student_temperature": 0.0, "distill.teacher_temperature": 0.0,
+        "loss.name": "", "loss.distance_metric": "cosine", "loss.triplet_margin": 0.5,
+        "data.sampling": "weights", "data.temperature": 1.0,
+        "loss.guide": "", "loss.guide_margin": 0.0,
     }  # fmt: skip
     for section in RESULT_FIELDS:
         if section in content:
