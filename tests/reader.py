@@ -13,7 +13,7 @@ import random
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from bertjax.cli.overrides import from_arguments
 from bertjax.config.defaults import pretraining_config
@@ -202,6 +202,10 @@ def write_inputs(folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
     good_and_bad = [json.dumps(dict(sentence_good=x, sentence_bad=x[::-1], UID="order")) for x in documents[:4]]
     (folder / "blimp.jsonl.xz").write_bytes(lzma.compress("\n".join(good_and_bad).encode()))
     write_search(folder / "BEIR/scifact", documents)
+    write_search(folder / "collection", documents, {"dev": 0, "test": 1})
+    for split, size in (("train", 24), ("dev", 12)):
+        triples = [(sentence("court"), sentence("court"), sentence("sea")) for _ in range(size)]
+        table(f"questions/{split}.csv", ["query", "positive", "negative"], triples)
     (folder / "texts/1.txt.gz").write_bytes(gzip.compress((folder / "texts/1.txt").read_bytes()))
     (folder / "letters.docx").write_bytes(b"PK")
     (folder / "latin-1.txt").write_bytes("Un caf\xe9 .\n".encode("latin-1"))
@@ -220,14 +224,25 @@ def write_published(folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
         huggingface.write(folder / "path/to" / name, config, random_params(BertForMaskedLM(config), config), pieces)
 
 
-def write_search(folder: pathlib.Path, documents: list[str]) -> None:
+def write_search(folder: pathlib.Path, documents: list[str], splits: Mapping[str, int] | None = None) -> None:
+    """Writes a folder in the format of BEIR.
+
+    Args:
+      folder: the folder.
+      documents: the documents.
+      splits: for each set of queries, the number of the first document with a query; by default {"test": 0}. Each
+        fourth document has a query.
+    """
     (folder / "qrels").mkdir(parents=True)
     rows = [dict(_id=str(number), title="", text=text) for number, text in enumerate(documents)]
     (folder / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    queries = [dict(_id=row["_id"], text=row["text"].split()[0]) for row in rows[::4]]
+    names = {split: [row["_id"] for row in rows[first::4]] for split, first in (splits or {"test": 0}).items()}
+    used = {name for split_names in names.values() for name in split_names}
+    queries = [dict(_id=row["_id"], text=row["text"].split()[0]) for row in rows if row["_id"] in used]
     (folder / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)))
-    relevant = "".join(f"{query['_id']}\t{query['_id']}\t1\n" for query in queries)
-    (folder / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{relevant}")
+    for split, split_names in names.items():
+        relevant = "".join(f"{name}\t{name}\t1\n" for name in split_names)
+        (folder / "qrels" / f"{split}.tsv").write_text(f"query-id\tcorpus-id\tscore\n{relevant}")
 
 
 # Tutorials begin with an empty folder, and the pages on extending with their example files.

@@ -48,7 +48,7 @@ def test_every_page_is_linked_from_the_index_and_in_the_menu_of_the_site():
 
 @functools.cache
 def configs() -> list:
-    return [*map(load, ("base", "classify", "tag", "squad", "adapt", "embed", "modern:base", "modern:cores"))]
+    return [*map(load, ("base", "classify", "tag", "squad", "adapt", "embed", "rerank", "modern:base", "modern:cores"))]
 
 
 def has_field(config, field: str) -> bool:

@@ -54,6 +54,7 @@ from bertjax.training.step import Program
 SUMMARY = "sweep.md"
 Settings = dict[str, Any]  # the values of the varied fields of a trial by name
 ORDER = ("batch_size", "learning_rate", "epochs", "seed")  # the last columns of the table
+FIXED = ("loss.name", "loss.guide", "loss.negatives")  # determine the training examples, which all trials share
 # Fields of the optimizer that are not constants of a compiled step, because the schedule is an input of the step.
 NOT_COMPILED = ("learning_rate", "warmup_proportion", "decay_proportion")
 NEXT_SEED = 1000  # added to the seed of a failed trial
@@ -113,7 +114,7 @@ def sweep_fields(config: ConfigDict) -> dict[str, str]:
         f"{section}.{name}"
         for section in ("optimizer", "head", "loss", "lora")
         for name, value in config.get(section, {}).items()
-        if not isinstance(value, ConfigDict) and f"{section}.{name}" not in ("loss.name", "loss.guide")
+        if not isinstance(value, ConfigDict) and f"{section}.{name}" not in FIXED
     ]
     return {field.rpartition(".")[2]: field for field in fields}
 

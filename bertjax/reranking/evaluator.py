@@ -78,11 +78,12 @@ def make_split(lists: ListSet, examples: ListExamples) -> RankedLists:
 
 
 def describe(name: str, lists: Sequence[RankingList], examples: ListExamples) -> str:
-    """Returns a line about lists: their number, their lengths and the truncated pairs."""
+    """Returns a line about lists: their number, their lengths and the truncated pairs. A list of one is a pair."""
     sizes = [len(ranking.documents) for ranking in lists]
     relevant = sum(grade > 0 for ranking in lists for grade in ranking.grades)
     span = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-    line = f"{name}: {len(lists):,} lists of {span} documents, {sum(sizes):,} pairs, {relevant:,} of them relevant"
+    groups = "" if max(sizes) == 1 else f"{len(lists):,} lists of {span} documents, "
+    line = f"{name}: {groups}{sum(sizes):,} pairs, {relevant:,} of them relevant"
     cut, longest = examples.count_truncated(), examples.encoder.max_seq_length
     if not cut:
         return line

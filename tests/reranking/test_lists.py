@@ -9,6 +9,7 @@ from bertjax.finetuning import distillation
 from bertjax.finetuning.classification import Windows
 from bertjax.finetuning.encoding import encode_pairs, encode_windows
 from bertjax.reranking import sets
+from bertjax.reranking.evaluator import describe
 from bertjax.reranking.forms import ListSet, RankingList
 from bertjax.reranking.lists import PairEncoder
 from bertjax.text.tokenizer import SPECIAL_TOKENS, WordPiece
@@ -133,6 +134,16 @@ def test_few_different_shapes_are_compiled(tokenizer):
     order = examples_of(tokenizer, 400).make_order(16, 0, 64, 1, True)
     counts = {order.shape(step)[0] for step in range(order.steps_per_epoch)}
     assert len(counts) <= 4
+
+
+def test_the_line_about_single_documents_counts_pairs(tokenizer):
+    lists = made_lists(12)
+    pairs, encoder = sets.single_documents(lists), PairEncoder(tokenizer, 64)
+    relevant = sum(grade > 0 for ranking in lists.lists for grade in ranking.grades)
+    counts = f"{len(pairs.lists)} pairs, {relevant} of them relevant"
+    assert describe("training", pairs.lists, sets.encode_lists(pairs, encoder)) == f"training: {counts}"
+    lines = describe("dev", lists.lists, sets.encode_lists(lists, encoder))
+    assert lines == f"dev: 12 lists of 1 to 5 documents, {counts}"
 
 
 @pytest.mark.parametrize("length", [12, 24, 64])

@@ -13,6 +13,7 @@ from bertjax.common.errors import UserError
 from bertjax.data.batch import Batch
 from bertjax.distributed.mesh import make_mesh, put_batch
 from bertjax.finetuning import run as finetuning_run
+from bertjax.finetuning import sweep
 from bertjax.finetuning.task import FineTuning
 from bertjax.interop import conversion, pretrained
 from bertjax.launch.validate import validate
@@ -280,6 +281,11 @@ def test_a_mistake_in_the_config_is_one_line(fields, message, folder, checkpoint
         validate(config)
         finetuning_run.load_inputs(finetuning_run.resolve(config, None).config, tmp_path, None)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_trials_of_a_sweep_have_the_same_training_lists(folder, checkpoint):
+    fields = sweep.sweep_fields(config_for(folder, checkpoint))
+    assert "negatives" not in fields and fields["name"] == "optimizer.name" and fields["scale"] == "loss.scale"
 
 
 @pytest.mark.parametrize("line, message", [
