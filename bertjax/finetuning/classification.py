@@ -17,6 +17,7 @@ from bertjax.inference import predictor
 from bertjax.inference.heads import Head
 from bertjax.inference.task import SEPARATOR, FineTuningTask, InputForm, ReadsLabelledFiles, Split, TaskData
 from bertjax.interop.pretrained import Pretrained, tokenizer_of
+from bertjax.interop.sentence_transformers import RERANK
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints import workdir
 
@@ -235,9 +236,10 @@ class TextLogits(NamedTuple):
 def compute_logits(source: Pretrained, head: Head, texts: Sequence[tuple[str, ...]]) -> TextLogits:
     """Returns a checkpoint's logits of each text or pair, and the numbers of tokens."""
     windows = windows_of(source.settings)
-    is_cross_encoder = "activation_fn" in source.settings  # trained on pairs that the tokenizers library truncated
+    # A CrossEncoder is trained on pairs that the tokenizers library truncated; a run of rerank truncates them likewise.
+    longer_keeps_more = "activation_fn" in source.settings or source.settings.get("task") == RERANK
     examples, owners, lost = _encode_texts(
-        texts, tokenizer_of(source), source.max_seq_length, windows, is_cross_encoder
+        texts, tokenizer_of(source), source.max_seq_length, windows, longer_keeps_more
     )
     logits = windows.combined(predictor.predict(head, source, examples), owners)
     tokens = np.bincount(owners, examples.lengths, len(texts)).astype(int)

@@ -134,9 +134,23 @@ class Pretrained:
 
     @property
     def model_max_length(self) -> int:
-        """The sequence length of transformers: the length that the folder states, or else the number of positions."""
-        is_folder = not self.settings.get("task") and self.architecture != sentence_transformers.ARCHITECTURE
-        return self.max_seq_length if is_folder else self._longest
+        """The sequence length of transformers: the length that the folder states, or else the number of positions.
+
+        The length of a reranker is the length of fine-tuning, because CrossEncoder truncates pairs to this length.
+        """
+        task = self.settings.get("task")
+        is_folder = not task and self.architecture != sentence_transformers.ARCHITECTURE
+        return self.max_seq_length if is_folder or task == sentence_transformers.RERANK else self._longest
+
+    @property
+    def is_cross_encoder(self) -> bool:
+        """Whether the model is a classifier that the CrossEncoder of sentence-transformers can open for pairs.
+
+        This is a classifier with one output, or with the settings of a CrossEncoder.
+        """
+        rows = len(self.params["classifier"]["dense"]["bias"]) if "classifier" in self.params else 0
+        is_classifier = self.architecture == sentence_transformers.CLASSIFIER
+        return is_classifier and (rows == 1 or "activation_fn" in self.settings)
 
 
 def has_masked_lm(params: dict, config: BertConfig) -> bool:

@@ -145,11 +145,11 @@ def _class_for(source: Pretrained, to: str, architecture: str) -> str:
     layout = families.huggingface_of(source.config)
     if architecture and architecture not in layout.architectures:
         raise UserError(f"--architecture={architecture}: choose one of {', '.join(layout.architectures)}")
-    if to == "sentence-transformers":
+    if to == "sentence-transformers" and not source.is_cross_encoder:
         if source.architecture != sentence_transformers.ARCHITECTURE:
             raise UserError(
-                f"{source.path}: computes no embeddings of texts; train it for embeddings first, or write it with "
-                f"--format=huggingface"
+                f"{source.path}: computes no embeddings of texts, and no score of a pair of texts; train it for "
+                f"embeddings or for rerank first, or write it with --format=huggingface"
             )
         return layout.choose_architecture({"bert": source.params["bert"]}, source.config)
     return architecture or layout.choose_architecture(source.params, source.config, source.architecture)
@@ -161,15 +161,20 @@ def _write_model(output: epath.Path, source: Pretrained, to: str, architecture: 
     if source.architecture == sentence_transformers.ARCHITECTURE and to in ("huggingface", "tf1"):
         head = ", ".join(f"{name} = {value!r}" for name, value in source.head.items())
         left_out.append(f"how embeddings are computed ({head}), which --format=sentence-transformers keeps")
-    if to == "sentence-transformers":
+    is_cross_encoder = to == "sentence-transformers" and source.is_cross_encoder
+    if to == "sentence-transformers" and not is_cross_encoder:
         left_out += sentence_transformers.write(
             output, config, params, tokenizer_of(source), source.settings, source.max_seq_length, architecture
         )
         architecture = sentence_transformers.ARCHITECTURE
-    elif to == "huggingface":
+    elif to in CARDED:
         activation = sentence_transformers.activation_of(source.settings, source.problem_type)
         metadata = huggingface.Metadata(source.labels, source.problem_type, activation, source.model_max_length)
         left_out += huggingface.write(output, config, params, source.tokenizer, architecture, metadata)
+        windows = source.settings.get("data", {}).get("windows", "")
+        left_out += [f"data.windows = {windows!r}: long texts are truncated"] if windows else []
+        if is_cross_encoder:
+            sentence_transformers.write_cross_encoder(output, activation, source.max_seq_length)
     elif to == "tf1":
         left_out += tf1.write(output, config, params, source.tokenizer)
     else:

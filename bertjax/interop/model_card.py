@@ -53,6 +53,13 @@ queries = model.encode_query(["Who lives in Rome?"])
 documents = model.encode_document(["Anna lives in Rome.", "The sun shines."])
 model.similarity(queries, documents)
 """
+RERANKING_USE = """
+from sentence_transformers import CrossEncoder
+
+model = CrossEncoder("{name}")
+model.rank("Who lives in Rome?", ["The sun shines.", "Anna lives in Rome."], return_documents=True)
+model.predict([("Who lives in Rome?", "Anna lives in Rome.")])  # higher scores are more relevant
+"""
 MASKED = "The man went to the {mask} to buy milk."
 # {suffix of a class of transformers: (name of the use on the hub, code, input)}.
 USES = {
@@ -64,7 +71,9 @@ USES = {
     "ForMultipleChoice": ("multiple-choice", CHOICE, ""),
     "Model": ("feature-extraction", PIPELINE, "A fine day."),
     sentence_transformers.ARCHITECTURE: ("sentence-similarity", EMBEDDINGS_USE, ""),
+    sentence_transformers.CROSS_ENCODER: ("text-ranking", RERANKING_USE, ""),
 }
+SENTENCE_TRANSFORMERS = "sentence-transformers"
 # An absolute path, or a path that begins with ~, . or .., without the last name. Cards are public and omit folders.
 FOLDERS = re.compile(r"(?<![\w:/.~-])(?:~|\.{1,2})?/(?:[^\s,=|'\"()\[\]]*/)?(?=[^\s/])")
 RECIPE = ("seed", "batch_size", "packing", "epochs", "max_seq_length", "dtype", "init_checkpoint")
@@ -110,11 +119,16 @@ def model_card(
     scores: Mapping[str, float | None] = source.scores | source.decided
     if kind == "Model" and to == "huggingface":
         scores = {}
-    if has_embeddings := to == "sentence-transformers":
+    is_classifier = kind == "ForSequenceClassification"
+    is_reranker = is_classifier and (to == SENTENCE_TRANSFORMERS or settings.task == sentence_transformers.RERANK)
+    if has_embeddings := to == SENTENCE_TRANSFORMERS and not is_classifier:
         kind, tags = sentence_transformers.ARCHITECTURE, [to, "feature-extraction", "sentence-similarity"]
         written = {name: params[name] for name in ("bert", "projection") if name in params}
     else:
         to, tags, written = "transformers", [], layout.to_tensors(params, model, architecture)[0]
+    if is_reranker:
+        kind, to = sentence_transformers.CROSS_ENCODER, SENTENCE_TRANSFORMERS
+        tags = [to, "cross-encoder", "reranker"]
     purpose, code, text = USES.get(kind, ("", "", ""))
     mask = _mask(source)
     if text == MASKED and not mask:

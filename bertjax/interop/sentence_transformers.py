@@ -15,7 +15,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
-from bertjax.common.files import inside, read_json, write_whole
+from bertjax.common.files import inside, note, read_json, write_whole
 from bertjax.config.model_config import BertConfig
 from bertjax.interop import hf_tokenizer, huggingface
 from bertjax.models import families
@@ -26,6 +26,8 @@ from bertjax.text.tokenizer import Tokenizer
 
 ARCHITECTURE = "SentenceTransformer"  # the class, and the architecture of runs that train embeddings
 CROSS_ENCODER = "CrossEncoder"
+CLASSIFIER = "BertForSequenceClassification"  # the architecture of a CrossEncoder
+RERANK = "rerank"  # the task of runs that train a CrossEncoder
 MODULES, SETTINGS, CONFIG = "modules.json", "config_sentence_transformers.json", "config.json"
 # The file with the settings of the encoder. Older versions put the model type in the name.
 ENCODER = "sentence_{}_config.json"
@@ -51,7 +53,8 @@ ARGUMENTS = ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs",
 READ: dict[str, tuple[str, ...]] = {
     ARCHITECTURE: ("model_type", "prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "__version__",
                    "requirements"),
-    CROSS_ENCODER: ("model_type", "activation_fn", "keep_in_fp32_modules", "__version__", "requirements"),
+    CROSS_ENCODER: ("model_type", "activation_fn", "prompts", "default_prompt_name", "keep_in_fp32_modules",
+                    "__version__", "requirements"),
     "modules": ("idx", "name", "path", "type"),
     **dict.fromkeys(TASKS.values(), ("max_seq_length", "do_lower_case", "unpad_inputs", *ARGUMENTS)),
     "Pooling": ("embedding_dimension", "word_embedding_dimension", "pooling_mode", *FLAGS),
@@ -236,7 +239,7 @@ def read_classifier(folder: epath.Path, config: BertConfig, architecture: str, m
     path = source = folder / CONFIG
     fields: _ClassifierConfig = read_json(path, _ClassifierConfig)
     section, old = fields.get("sentence_transformers"), fields.get("sbert_ce_default_activation_function")
-    is_classifier = architecture == "BertForSequenceClassification"
+    is_classifier = architecture == CLASSIFIER
     if modules is None and (not is_classifier or (section is None and old is None)):
         return ConfigDict()
     if not is_classifier:
@@ -250,6 +253,7 @@ def read_classifier(folder: epath.Path, config: BertConfig, architecture: str, m
         source, settings = modules.path / SETTINGS, _settings(modules.path)
         remedy = f"for the classifier without it, copy the folder without {MODULES}"
         check_fields(source, settings, PACKAGE, CROSS_ENCODER, READ[CROSS_ENCODER], remedy)
+        _check_prompts(source, settings)
         activation = settings.get("activation_fn") or activation
         length = _max_seq_length(modules, config)
     supported = {name.rpartition(".")[2]: name for name in (IDENTITY, SIGMOID)}
@@ -260,6 +264,22 @@ def read_classifier(folder: epath.Path, config: BertConfig, architecture: str, m
             f"these to a copy of the folder"
         )
     return ConfigDict({"activation_fn": supported.get(name, ""), "max_seq_length": length})
+
+
+def _check_prompts(path: epath.Path, settings: Mapping[str, Any]) -> None:
+    """Prints the names of the prompts of a CrossEncoder. Raises `UserError` if a prompt is applied by default.
+
+    A CrossEncoder writes its default prompt before the first text of each pair.
+    """
+    prompts = {name: text for name, text in (settings.get("prompts") or {}).items() if text}
+    default = settings.get("default_prompt_name") or ""
+    if default in prompts:
+        raise UserError(
+            f"{path}: default_prompt_name {default!r}, the prompt {prompts[default]!r}, is not supported; supported: "
+            f"null; set it to null in a copy of the folder, and write the prompt before each query"
+        )
+    if prompts:
+        note(path, f"ignored prompts, which a {CROSS_ENCODER} applies only by name: {', '.join(sorted(prompts))}")
 
 
 def activation_of(settings: ConfigDict, problem_type: str) -> str:
@@ -450,3 +470,34 @@ def write(
     for name, content in files.items():
         write_whole(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     return left_out + [f"{name}, which changes no embedding" for name in section.get("without", ())]
+
+
+def write_cross_encoder(folder: epath.Path, activation: str, max_seq_length: int) -> None:
+    """Adds the files of `CrossEncoder(folder)` to a Hugging Face folder of a classifier.
+
+    Versions before 6 of the library read config.json only, which contains the activation, too.
+
+    Args:
+      folder: the folder.
+      activation: the class of PyTorch that is applied to the logits; "" for the default of CrossEncoder.
+      max_seq_length: the largest number of tokens of a pair.
+    """
+    transformer = {"idx": 0, "name": "0", "path": "", "type": f"{PACKAGE}.base.modules.transformer.Transformer"}
+    outputs = {"method": "forward", "method_output_name": "logits"}
+    files = {
+        MODULES: [transformer],
+        ENCODER.format("bert"): {
+            "transformer_task": TASKS[CROSS_ENCODER],
+            "modality_config": {"text": outputs},
+            "module_output_name": "scores",
+            "max_seq_length": max_seq_length,
+        },
+        SETTINGS: {
+            "model_type": CROSS_ENCODER,
+            "prompts": {},
+            "default_prompt_name": None,
+            **({"activation_fn": activation} if activation else {}),
+        },
+    }
+    for name, content in files.items():
+        write_whole(folder / name, json.dumps(content, indent=2) + "\n")

@@ -42,7 +42,7 @@ class PairEncoder:
     Attributes:
       tokenizer: the tokenizer.
       max_seq_length: the maximum number of tokens of a sequence.
-      windows: the windows of long documents; without windows, long pairs are truncated as `encode_pairs` does.
+      windows: the windows of long documents; without windows, a CrossEncoder truncates long pairs in the same way.
     """
 
     tokenizer: Tokenizer
@@ -62,7 +62,7 @@ class PairEncoder:
     def parts(self, query: Sequence[int], document: Sequence[int]) -> list[tuple[Sequence[int], Sequence[int]]]:
         """Returns the truncated pair, or the pairs of the query and each window of the document."""
         if not self.windows.combine:
-            return [truncate_pair(query, document, self.room)]
+            return [truncate_pair(query, document, self.room, longer_keeps_more=True)]
         kept = query[: max(self.room // 2, self.room - len(document))]
         size = self.room - len(kept)
         starts = window_starts(len(document), size, self.windows.stride)

@@ -393,7 +393,7 @@ def test_folder_variants_are_read(of_bert, tmp_path):
 
 
 def test_only_embedding_models_are_written(tmp_path):
-    with pytest.raises(UserError, match="computes no embeddings of texts; train it for embeddings first"):
+    with pytest.raises(UserError, match="computes no embeddings of texts, and no score"):
         conversion.convert(GOLDEN, tmp_path / "out", "sentence-transformers")
     with pytest.raises(UserError, match="--license=mit: only for --format=huggingface or sentence-transformers"):
         conversion.convert(GOLDEN, tmp_path / "out", "tf1", license_name="mit")

@@ -152,7 +152,7 @@ def test_pairs_are_encoded_as_in_prediction(tokenizer, length):
     pairs = [(ranking.query, document) for ranking in lists.lists for document in ranking.documents]
     firsts, seconds = map(list, zip(*pairs))
     examples = sets.encode_lists(lists, PairEncoder(tokenizer, length))
-    expected = encode_pairs(tokenizer, firsts, seconds, length)
+    expected = encode_pairs(tokenizer, firsts, seconds, length, longer_keeps_more=True)
     assert_encoded(examples, expected.input_ids, expected.token_types)
     assert examples.count_truncated() == sum(lost > 0 for lost in expected.lost)
     windowed = dataclasses.replace(examples, encoder=PairEncoder(tokenizer, length, Windows("max", 4)))
