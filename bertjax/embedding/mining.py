@@ -99,7 +99,8 @@ class Mined(NamedTuple):
       rows: (index of the query, indices of its negatives in the order of `Scored`) of each query with enough negatives.
       candidates: the number of candidates with an allowed rank, summed over all queries.
       dropped: the number of rejected candidates by reason.
-      cosines: the mean score of the relevant documents, and of the negatives; NaN without negatives.
+      cosines: the mean score of the relevant documents, and of the negatives, over the queries in `rows`, which have
+        equal weights; NaN without negatives.
       reasons: like `dropped`, but only for the queries with too few negatives.
       inverted: the number of queries with a negative that has a higher score than a relevant document.
       noun: the name of the scores in `cosines`, which the limits compare: cosine, dot product or reranker's score.

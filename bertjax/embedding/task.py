@@ -170,9 +170,9 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
     ) -> EmbeddedTexts:
         """Returns a set that the embeddings of a checkpoint are evaluated on.
 
-        Without `flags`, the set has the form of the dev set of the run; if `path` is the only file of the run, from
-        which the run held out a dev set, the set then contains only the held-out examples. With `flags`, the set
-        contains all examples of `path`.
+        Fields that `flags` does not name have the values of the run's dev set. Without `flags`, if `path` is the only
+        file of the run, from which the run held out a dev set, the set contains only the held-out examples. Otherwise,
+        the set contains all examples of `path`.
         """
         settings, fields = source.settings, {**PAIRS, "form": ""}
         held_out: frozenset[str] = frozenset()
