@@ -42,8 +42,8 @@ def main(documents: list[str]) -> None:
     if any(flag.value for flag in files):
         _rerank_run(documents)
         return
-    if not _QUERY.value:
-        raise UserError('--query: is missing; give --query="a query", or --data, --candidates and --output')
+    if not (_QUERY.value or "").strip():
+        raise UserError('--query: is missing or blank; give --query="a query", or --data, --candidates and --output')
     texts = documents + [line for line in TextInput(path=_INPUT.value or "") if line.strip()]
     if not texts:
         raise missing_text(_CHECKPOINT.value, _INPUT.value or "")

@@ -67,6 +67,7 @@ def test_an_onnx_file_gives_the_outputs_of_the_library(kind, tmp_path):
 
 @pytest.mark.parametrize("kind, architecture", [
     ("classes", "BertForSequenceClassification"), ("answers", "BertForQuestionAnswering"), ("vectors", None),
+    ("reranker", "BertForSequenceClassification"), ("CrossEncoder", "BertForSequenceClassification"),
 ])  # fmt: skip
 def test_an_onnx_file_gives_the_predictions_of_predict(kind, architecture, tmp_path):
     make, compare = OF_TEXTS[kind]

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
+from ml_collections import ConfigDict
 
 from bertjax import library
 from bertjax.common.errors import UserError
@@ -21,7 +22,9 @@ from bertjax.config import experiments
 from bertjax.config.defaults import pretraining_config
 from bertjax.config.model_config import Compute
 from bertjax.export import onnx, stablehlo
+from bertjax.interop.sentence_transformers import SIGMOID
 from bertjax.models import families
+from bertjax.reranking.ranking import Ranker
 from bertjax.text.words import whole_characters
 from tests.test_library import made
 
@@ -189,6 +192,32 @@ def compare_states(model, read, rng):
     np.testing.assert_allclose(vectors, model.embed(texts, pool="mean", layers="last"), rtol=1e-4, atol=1e-5)
 
 
+def compare_scores(model, read, rng):
+    """Compares the scores of a reranker, of which many pairs are truncated."""
+    texts, other_texts = drawn_texts(rng, 40), drawn_texts(rng, 40)
+    pairs = list(zip(texts, other_texts))
+    logits = np.array([logits for _, (logits,) in read(pairs)])
+    has_sigmoid = model.source.settings.get("activation_fn") == SIGMOID
+    scores = 1 / (1 + np.exp(-logits)) if has_sigmoid else logits
+    expected = Ranker(model.source).scores(pairs)
+    assert np.ptp(expected) > 0.01
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
+    ranked = [row.index for row in model.rank(texts[4], other_texts)]
+    np.testing.assert_array_equal(
+        ranked, np.argsort([-output[0] for _, output in read([(texts[4], x) for x in other_texts])], kind="stable")
+    )
+
+
+def reranker(activation: str = "") -> library.Model:
+    """A run of rerank, or with an activation a folder of a CrossEncoder."""
+    settings = ConfigDict({"activation_fn": activation, "max_seq_length": 20})
+    if not activation:
+        settings = experiments.load("rerank").unlock()
+        settings.max_seq_length = 20
+    known = dict(settings=settings, problem_type="" if activation else "regression")
+    return made("BertForSequenceClassification", "classifier", 1, **known)
+
+
 def vectors() -> library.Model:
     settings = experiments.load("embed").unlock()
     settings.max_seq_length = 20  # less than the number of positions
@@ -202,6 +231,8 @@ OF_TEXTS = {
     "tags": (lambda: made("BertForTokenClassification", "classifier", 3, labels=("O", "B-X", "I-X")), compare_tags),
     "answers": (lambda: made("BertForQuestionAnswering", "spans", 2), compare_answers),
     "vectors": (vectors, compare_vectors),
+    "reranker": (reranker, compare_scores),
+    "CrossEncoder": (lambda: reranker(SIGMOID), compare_scores),
     "states": (modern, compare_states),
     "XLNet": (lambda: states_of("xlnet", max_position_embeddings=30), compare_states),
 }
@@ -214,7 +245,7 @@ def test_programs_give_the_predictions_of_predict(kind, one_length, tmp_path):
     model = make()
     stablehlo.write(tmp_path / "out", model.source)
     most = json.loads((tmp_path / "out/about.json").read_text())["max_seq_length"]
-    assert most == (20 if kind == "vectors" else model.config.max_position_embeddings)
+    assert most == (20 if kind in ("vectors", "reranker", "CrossEncoder") else model.config.max_position_embeddings)
     compare(model, Reader(tmp_path / "out", loaded(tmp_path / "out"), most), np.random.default_rng(1))
 
 

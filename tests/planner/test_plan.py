@@ -14,18 +14,22 @@ from jax.sharding import AbstractMesh, Mesh
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.model_config import model_size
+from bertjax.config.resolved import ResolvedConfig
 from bertjax.config.stages import stages_of
+from bertjax.distributed.mesh import make_mesh
 from bertjax.distributed.topology import GENERATIONS, accelerator
 from bertjax.finetuning import run as finetuning_run
 from bertjax.launch.validate import validate
 from bertjax.models import families
+from bertjax.models.heads import model_flops
 from bertjax.objectives.parsing import learn
 from bertjax.planner import summary
 from bertjax.planner.plan import OutOfMemory, _candidates, plan, settings_that_fit
 from bertjax.pretraining.data import estimate_packed_rows
+from bertjax.reranking.task import SAMPLE_DOCUMENTS
 from bertjax.training.optim.optimizers import make_optimizer
 from bertjax.training.state import abstract_axes, make_layout
-from experiments import embed, glue, small
+from experiments import embed, glue, rerank, small
 from tests.conftest import pretraining_task
 from tests.golden import make_hbm
 from tests.processes import ROOT, run
@@ -129,6 +133,46 @@ def test_recurrent_memory_stays_on_the_chips_of_the_rows():
     assert result.memory_bytes == 2 * 16 * 32 * 2 + 2 * 4  # bfloat16 states, and the number of filled positions
     axes = {axis for collective in result.collectives for axis in collective.axes}
     assert axes <= {"data", "fsdp"}
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize(
+    "fields, documents",
+    [
+        ({"loss.name": "binary_cross_entropy"}, 1),
+        ({"loss.name": "list_net"}, 2),  # the columns `positive` and `negative`
+        ({"loss.name": "list_net", "data.form": "lists", "data.texts": "q,d", "data.label": "y"}, SAMPLE_DOCUMENTS),
+        ({"loss.name": "multiple_negatives", "loss.negatives": 3}, 5),
+    ],
+)
+def test_a_batch_of_a_reranker_has_all_documents_of_its_lists(fields, documents, packing):
+    config = rerank.get_config()
+    config.model.update(model_size("1-64-2"), vocab_size=128, max_position_embeddings=64)
+    config.update(dict(batch_size=16, max_seq_length=64, packing=packing))
+    config.update_from_flattened_dict({"data.path": "x", **fields})
+    validate(config, with_data=False)
+    mesh = make_mesh(config, jax.devices()[:1])
+    task, (planned,) = finetuning_run.KIND.planning.open(ResolvedConfig.copy_of(config), mesh, [0.5] * packing)
+    pairs, tokens = 16 * documents, 32 if packing else 64
+    assert planned.stage.batch_size == 16
+    rows, length = planned.batch["input_ids"].shape
+    assert rows == planned.rows and rows * length == pairs * tokens
+    assert planned.batch["labels"].shape[-1] == 3 and planned.batch["labels"].size >= 3 * pairs
+    model = task.loss.model.config
+    assert task.flops(0, 1) == 3 * model_flops(model, rows, length, 0) >= 6 * pairs * tokens * 12 * 64**2
+
+
+@pytest.mark.slow
+@pytest.mark.tpu_aot
+def test_a_reranker_is_planned():
+    config = rerank.get_config()
+    config.model.update(model_size("1-64-2"), vocab_size=128, max_position_embeddings=64)
+    config.update(dict(batch_size=16, max_seq_length=64, kernels="no"))
+    config.data.path, config.loss.name = "x", "multiple_negatives"
+    target = accelerator("v5litepod-4")
+    (result,) = plan(config, target, real_tokens_share=[0.5])
+    assert result.fits and result.rows * result.length == 16 * 6 * 32 and 0 < result.estimated_mfu < 1
+    assert not [c for c in result.collectives if c.in_loop], result.collectives
 
 
 def test_tasks_with_data_dependent_shapes_are_refused():

@@ -1,5 +1,6 @@
 """The task `rerank`: training, invariance to devices, microbatches and packing, evaluation, ranking, run files."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -18,8 +19,8 @@ from bertjax.finetuning.task import FineTuning
 from bertjax.interop import conversion, pretrained
 from bertjax.launch.validate import validate
 from bertjax.library import checkpoints, load
-from bertjax.reranking import forms, trec
-from bertjax.reranking.ranking import Ranker
+from bertjax.reranking import forms, run_files, trec
+from bertjax.reranking.ranking import Ranker, is_reranker
 from bertjax.training.checkpoints import checkpoint as stored
 from bertjax.training.optim.schedules import make_schedule
 from bertjax.training.step import Program, put_hyperparameters
@@ -304,8 +305,25 @@ def test_a_wrong_run_file_is_refused_in_one_line(line, message, trained, folder,
     assert message in str(error.value) and "\n" not in str(error.value) and not (tmp_path / "new.trec").exists()
 
 
+def test_an_interrupted_reranking_writes_no_file(trained, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_files, "DOCUMENTS_AT_ONCE", 20)
+    scores, calls = Ranker.scores, itertools.count()
+
+    def interrupted(ranker, pairs):
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return scores(ranker, pairs)
+
+    monkeypatch.setattr(Ranker, "scores", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.rerank(trained, folder / "beir", folder / "run.trec", tmp_path / "new.trec")
+    assert next(calls) == 2 and not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("arguments, message", [
-    (["a document"], "error: --query: is missing"),
+    (["a document"], "error: --query: is missing or blank"),
+    (["--query= ", "a document"], "error: --query: is missing or blank"),
+    (["--query=a", "a document", "--top_k=0"], "error: flag --top_k=0: 0 is not a positive integer"),
     (["--query=a"], "error: no text for the checkpoint"),
     (["--query=a", "--input=none.txt"], "error: --input=none.txt: no such file"),
     (["--data=beir"], "error: --candidates: is missing; run files need --data, --candidates and --output"),
@@ -319,5 +337,10 @@ def test_a_wrong_flag_of_rerank_is_refused_in_one_line(arguments, message, train
 def test_a_checkpoint_without_scores_is_no_reranker(checkpoint, folder, tmp_path):
     with pytest.raises(UserError, match="was not trained for rank; the available methods are fill_mask"):
         load(checkpoint).rank("a", ["b"])
+    two_labels = dataclasses.replace(
+        pretrained.read_pretrained(checkpoint), architecture="BertForSequenceClassification"
+    )
+    two_labels.params["classifier"] = {"dense": {"kernel": np.zeros((32, 2)), "bias": np.zeros(2)}}
+    assert not is_reranker(two_labels)
     with pytest.raises(UserError, match="must compute one score for a pair of texts"):
         checkpoints.rerank(checkpoint, folder / "beir", folder / "run.trec", tmp_path / "new.trec")
