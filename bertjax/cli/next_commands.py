@@ -77,6 +77,8 @@ def _first_use(
     objectives = [term.name for term in terms_of_run(settings)]
     is_google = place.format not in ("huggingface", "peft") and not architecture and "objective" not in settings
     if task is not None:
+        if settings.get("task") == "rerank":
+            return command("rerank", checkpoint, "--query=a query", "a document", "another document")
         columns = len(task.text_columns(settings)) if settings.get("task") else 0
         texts = ["a text", "another text", "a third text"][: columns or task.inputs.parts.start]
         return command("predict", checkpoint, SEPARATOR.join(texts))

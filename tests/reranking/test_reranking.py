@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax.cli.next_commands import uses_of
 from bertjax.common.errors import UserError
 from bertjax.data.batch import Batch
 from bertjax.distributed.mesh import make_mesh, put_batch
@@ -344,3 +345,7 @@ def test_a_checkpoint_without_scores_is_no_reranker(checkpoint, folder, tmp_path
     assert not is_reranker(two_labels)
     with pytest.raises(UserError, match="must compute one score for a pair of texts"):
         checkpoints.rerank(checkpoint, folder / "beir", folder / "run.trec", tmp_path / "new.trec")
+
+
+def test_the_command_after_a_run_ranks_documents(trained):
+    assert uses_of(str(trained))[0][:3] == ["bertjax", "rerank", str(trained)]
