@@ -42,7 +42,7 @@ def main(documents: list[str]) -> None:
     if any(flag.value for flag in files):
         _rerank_run(documents)
         return
-    if not (_QUERY.value or "").strip():
+    if not (query := (_QUERY.value or "").strip()):
         raise UserError('--query: is missing or blank; give --query="a query", or --data, --candidates and --output')
     texts = documents + [line for line in TextInput(path=_INPUT.value or "") if line.strip()]
     if not texts:
@@ -50,7 +50,7 @@ def main(documents: list[str]) -> None:
     start_reading(_CHECKPOINT.value)
     from bertjax.library.model import load
 
-    for ranked in load(_CHECKPOINT.value, _DTYPE.value).rank(_QUERY.value, texts, _TOP_K.value or 10):
+    for ranked in load(_CHECKPOINT.value, _DTYPE.value).rank(query, texts, _TOP_K.value or 10):
         if _JSON.value:
             row = {"index": ranked.index, "score": ranked.score, "text": ranked.text}
             print(json.dumps(row, ensure_ascii=False), flush=True)
