@@ -23,9 +23,7 @@ class FineTuningLoss(CoupledLoss):
 
     def __init__(self, model: nn.Module, head: Head, label_loss: LabelLoss) -> None:
         self.model, self.head, self.label_loss = model, head, label_loss
-        self.couples_rows = isinstance(label_loss, losses.CouplesRows) or (
-            isinstance(label_loss, losses.Distilled) and isinstance(label_loss.loss, losses.CouplesRows)
-        )
+        self.couples_rows = losses.couples_rows(label_loss)
 
     def normalize(self, batch: dict) -> dict:
         """Returns the batch with normalized `weights` and `loss_weights`."""

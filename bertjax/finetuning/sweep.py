@@ -30,6 +30,7 @@ from bertjax.finetuning import run as finetuning_run
 from bertjax.finetuning.run import FineTuningRun, RunInputs
 from bertjax.finetuning.validate import validate
 from bertjax.inference import tasks
+from bertjax.inference.losses import couples_rows
 from bertjax.interop.pretrained import BEST_RUN
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import (
@@ -244,7 +245,9 @@ def _run_trial(
         compiled_in = {name: value for name, value in trial.optimizer.to_dict().items() if name not in step_inputs}
         content = [compiled_in, trial.head.to_dict(), dict(trial.get("loss", {})), trial.freeze_layers]
         assert isinstance(opened, FineTuningRun)
-        key = (opened.task.model, json.dumps(content, sort_keys=True))
+        label_loss = opened.task.loss.label_loss  # A loss of several examples may depend on the size of a batch.
+        coupled_loss = label_loss if couples_rows(label_loss) else None
+        key = (opened.task.model, json.dumps(content, sort_keys=True), coupled_loss)
         if key not in programs:
             programs[key] = Program(opened.task, opened.config, opened.mesh)
         return opened, programs[key]

@@ -224,6 +224,11 @@ def with_settings(loss: LabelLoss, head: Mapping, labels: Sequence[str], train: 
     return dataclasses.replace(loss, weights=tuple(map(float, weights)), label_smoothing=smoothing)
 
 
+def couples_rows(loss: LabelLoss) -> bool:
+    """Returns whether the loss of an example depends on other examples of the batch."""
+    return isinstance(loss, CouplesRows) or (isinstance(loss, Distilled) and couples_rows(loss.loss))
+
+
 def prediction_weights(loss: LabelLoss, batch: dict) -> jax.Array:
     """Returns the weight of each prediction of a batch in the mean of a loss."""
     if isinstance(loss, (CrossEntropy, SigmoidCrossEntropy)):

@@ -125,7 +125,7 @@ def read_ranges(path: epath.PathLike) -> np.ndarray:
         ranges: Any = read_json(path, Description, f"expected {content}").ranges
         if ranges is None or len(ranges) != 2 or len(ranges[0]) != len(ranges[1]):
             raise UserError(f"{flag}: has no ranges, expected {content}; correct the path")
-        return np.array(ranges, np.float32)
+        return _checked(np.array(ranges, np.float32), flag)
     try:
         embeddings = np.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:
@@ -134,4 +134,13 @@ def read_ranges(path: epath.PathLike) -> np.ndarray:
         raise UserError(f"{flag}: expected {content}; correct the path")
     if len(embeddings) < 2:
         raise UserError(f"{flag}: has {len(embeddings)} embeddings, expected at least 2; name a larger file")
-    return ranges_of(embeddings)
+    return _checked(ranges_of(embeddings), flag)
+
+
+def _checked(ranges: np.ndarray, flag: str) -> np.ndarray:
+    """Returns ranges. Raises `UserError` if a range is not finite, or if its least value is above its greatest."""
+    if not np.isfinite(ranges).all() or (ranges[0] > ranges[1]).any():
+        raise UserError(f"{flag}: has a range that is not finite or not ascending; choose another calibration")
+            f"{flag}: has a range that is not finite or not ascending; choose the file of another calibration"
+        )
+    return ranges

@@ -242,6 +242,8 @@ class Model:
         self._require("rank")
         if top_k is not None:
             check_number("top_k", top_k, 1)
+        if not isinstance(query, str):
+            raise UserError(f"query = {query!r:.60}: must be a str; call rank for each query")
         (plain_query,) = plain_texts(query)
         return ranking.Ranker(self.source).rank(plain_query, plain_texts(documents), top_k)
 

@@ -55,6 +55,7 @@ def load(config: ConfigDict, tokenizer: Tokenizer, head: Head) -> RerankingData:
         notes.append(note)
     else:
         train, dev = train_source.read("train"), dev_source.read("dev", "test")
+    dev = sets.judged(dev, dev_source)
     sets.require_comparison(dev, dev_source)
     train, more_notes = training_lists(train, train_source, config)
     notes += more_notes
@@ -63,7 +64,7 @@ def load(config: ConfigDict, tokenizer: Tokenizer, head: Head) -> RerankingData:
     examples, dev_examples = sets.encode_lists(train, encoder, negatives), sets.encode_lists(dev, encoder)
     notes += [describe("training", train.lists, examples), describe("dev", dev.lists, dev_examples)]
     for name, lists in (("training", train), ("dev", dev)):
-        notes += [f"{name}: {count:,} {reason} skipped" for reason, count in lists.skipped.items() if count]
+        notes += sets.skipped_lines(name, lists)
     queries = {ranking.query for ranking in train.lists}
     notes += seen_in_training(queries, ("dev queries", {ranking.query for ranking in dev.lists}))
     split = make_split(dev, dev_examples)

@@ -39,7 +39,8 @@ class RankedLists(Split):
 
     def score(self, predictions: list[np.ndarray]) -> dict[str, float]:
         """Returns the metrics of scores, and of the order of the candidates with the prefix "base_"."""
-        grades, missing = ([getattr(x, name) for x in self.lists.lists] for name in ("grades", "missing"))
+        grades = [ranking.grades for ranking in self.lists.lists]
+        missing = [[grade for _, grade in ranking.missing] for ranking in self.lists.lists]
         scores = mean_metrics(predictions, grades, missing=missing)
         if not self.lists.is_ranked:
             return scores

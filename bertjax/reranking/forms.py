@@ -26,15 +26,13 @@ class RankingList(NamedTuple):
       query: the query.
       documents: the documents, without repetitions. In a list with candidates, they are in the order of the candidates.
       grades: the relevance grade, the label or the teacher's score of each document.
-      missing: the grades above 0 of the relevant documents that are not among `documents`.
-      ids: the id of the query, and the ids of the documents; empty without ids.
+      missing: the relevant documents that are not among `documents`, with their grades above 0.
     """
 
     query: str
     documents: tuple[str, ...]
     grades: tuple[float, ...]
-    missing: tuple[float, ...] = ()
-    ids: tuple[str, tuple[str, ...]] | tuple[()] = ()
+    missing: tuple[tuple[str, float], ...] = ()
 
 
 class ListSet(NamedTuple):
@@ -168,19 +166,22 @@ class RerankingSamples(ListForm):
 
     def read(self, path: epath.Path, columns: Sequence[str], label: str, candidates: str) -> ListSet:
         """Reads the rows of a .jsonl."""
-        lists, is_ranked = [], False
+        lists, names = [], set()
         for row in rows_with_columns(path, ["query", "positive"]):
             positives = [_text(row, "positive", value) for value in _list(row, "positive", "texts")]
             name = "documents" if "documents" in row.columns else "negative"
-            is_ranked = is_ranked or name == "documents"
+            names.add(name)
+            if len(names) > 1:
+                raise UserError(f"{row.where}: has {name!r}, but earlier rows have not; use one of both in all rows")
             others = [_text(row, name, value) for value in _list(row, name, "texts")]
             documents = others if name == "documents" else [*positives, *others]
             if not positives:
                 raise UserError(f"{row.where}: positive is an empty list; a query needs a relevant document")
             grades = [float(document in set(positives)) for document in documents]
             ranking = _make_list(row.where, texts_of(row, ["query"])[0], documents, grades)
-            lists.append(ranking._replace(missing=(1.0,) * len(set(positives) - set(documents))))
-        return ListSet(lists, is_ranked)
+            missing = dict.fromkeys(text for text in positives if text not in set(documents))
+            lists.append(ranking._replace(missing=tuple((text, 1.0) for text in missing)))
+        return ListSet(lists, "documents" in names)
 
 
 class SquadQuestions(ListForm):
@@ -231,13 +232,23 @@ class Beir(ListForm):
             elif not names:
                 skipped["queries without candidates"] += 1
             else:
-                missing = tuple(grade for name, grade in grades.items() if grade > 0 and name not in set(names))
-                values = tuple(grades.get(name, 0.0) for name in names)
-                texts = tuple(documents[name] for name in names)
-                lists.append(RankingList(queries[query], texts, values, missing, (query, tuple(names))))
+                graded: dict[str, float] = {}
+                for name in names:  # Two ids can have the same text.
+                    graded[documents[name]] = max(grades.get(name, 0.0), graded.get(documents[name], 0.0))
+                relevant = ((documents[name], grade) for name, grade in grades.items() if grade > 0)
+                missing = {text: grade for text, grade in relevant if text not in graded}
+                lists.append(_ranking(queries[query], graded, missing))
+        if not lists and skipped["queries without candidates"]:
+            raise UserError(
+                f"{candidates}: has no candidates for the queries of {path}; name the run file of these queries"
+            )
         if not lists:
             raise UserError(f"{path}: no query has a relevant document; add a score above 0")
         return ListSet(lists, bool(candidates), skipped)
+
+
+def _ranking(query: str, graded: Mapping[str, float], missing: Mapping[str, float]) -> RankingList:
+    return RankingList(query, tuple(graded), tuple(graded.values()), tuple(missing.items()))
 
 
 FORMS: dict[str, ListForm] = {

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -114,6 +114,7 @@ class ListExamples(Examples):
       grades: for each list, the grades of its documents, or the scores of a teacher.
       negatives: the number of in-batch negatives: documents of other lists of the batch that become documents of a
         list, with the grade 0.
+      relevant_elsewhere: for some queries, relevant documents that are in lists of other queries only.
     """
 
     encoder: PairEncoder = dataclasses.field(kw_only=True)
@@ -123,6 +124,7 @@ class ListExamples(Examples):
     list_documents: Sequence[np.ndarray] = dataclasses.field(kw_only=True)
     grades: Sequence[np.ndarray] = dataclasses.field(kw_only=True)
     negatives: int = dataclasses.field(default=0, kw_only=True)
+    relevant_elsewhere: Mapping[int, Sequence[int]] = dataclasses.field(default_factory=dict, kw_only=True)
 
     def __len__(self) -> int:
         """Returns the number of lists."""
@@ -140,11 +142,19 @@ class ListExamples(Examples):
 
     @functools.cached_property
     def relevant(self) -> dict[int, set[int]]:
-        """The documents of each query, in all lists, which are no in-batch negatives of this query."""
-        documents: dict[int, set[int]] = {}
+        """The documents that cannot be in-batch negatives of a query: its relevant documents, and all its documents."""
+        documents = {query: set(numbers) for query, numbers in self.relevant_elsewhere.items()}
         for query, numbers in zip(self.list_queries.tolist(), self.list_documents):
             documents.setdefault(query, set()).update(numbers.tolist())
         return documents
+
+    @functools.cached_property
+    def _query_tokens(self) -> np.ndarray:
+        return np.array(list(map(len, self.query_ids)), np.int64)
+
+    @functools.cached_property
+    def _document_tokens(self) -> np.ndarray:
+        return np.array(list(map(len, self.document_ids)), np.int64)
 
     def _sizes_of(self, number: int) -> Iterator[list[int]]:
         query = len(self.query_ids[self.list_queries[number]])
@@ -215,6 +225,9 @@ class ListExamples(Examples):
 
     def sizes(self, pairs: Pairs) -> np.ndarray:
         """Returns the number of tokens of each sequence of pairs, `[sequences]`."""
+        if not self.encoder.windows.combine:
+            tokens = self._query_tokens[pairs.queries] + self._document_tokens[pairs.documents]
+            return np.minimum(self.encoder.room, tokens) + self.encoder.special
         lengths = zip(pairs.queries, pairs.documents)
         sizes = (self.encoder.sizes(len(self.query_ids[i]), len(self.document_ids[j])) for i, j in lengths)
         return np.fromiter(itertools.chain.from_iterable(sizes), np.int64)
@@ -290,10 +303,13 @@ class ListOrder(Order):
             sizes += itertools.chain(*examples._sizes_of(number))
             if len(sizes) >= SAMPLED_PAIRS:
                 break
-        longest = examples.encoder.max_seq_length if len(sizes) >= SAMPLED_PAIRS else max(sizes)
+        # An in-batch negative can be the longest document, for the longest query.
+        longest_query, longest_document = (max(map(len, ids)) for ids in (examples.query_ids, examples.document_ids))
+        is_sampled = len(sizes) >= SAMPLED_PAIRS or examples.negatives
+        longest = max(examples.encoder.sizes(longest_query, longest_document)) if is_sampled else max(sizes)
         sampled = Examples([np.empty(size, np.int8) for size in (*sizes, longest)], [])
         pairs = math.ceil(self._batch_size * np.mean([len(numbers) for numbers in examples.list_documents]))
-        return choose_row_size(sampled, pairs, self._longest, self._multiple)
+        return choose_row_size(sampled, pairs, self._longest)
 
     def _round_up(self, rows: int) -> int:
         """Returns a number of rows that is at most about an eighth larger, from few different numbers."""

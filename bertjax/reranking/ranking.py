@@ -12,6 +12,7 @@ from bertjax.inference.text_embedding import checkpoint_hash
 from bertjax.interop.pretrained import Pretrained
 
 ARCHITECTURE = "BertForSequenceClassification"
+PAIRS_AT_ONCE = 1 << 14  # pairs in memory as ids
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +58,11 @@ class Ranker:
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """Returns the output of the head for each pair (query, document), without an activation, `[pairs]` float32."""
-        if not pairs:
-            return np.zeros(0, np.float32)
-        logits, _ = logits_of(self._source, self._label_type.head, pairs)
-        return np.stack(logits)[:, 0].astype(np.float32)
+        portions = [np.zeros(0, np.float32)]
+        for start in range(0, len(pairs), PAIRS_AT_ONCE):
+            logits, _ = logits_of(self._source, self._label_type.head, pairs[start : start + PAIRS_AT_ONCE])
+            portions.append(np.stack(logits)[:, 0].astype(np.float32))
+        return np.concatenate(portions)
 
     def identity(self) -> str:
         """Returns the hash of the checkpoint, the dtype and the activation, which determine the scores."""

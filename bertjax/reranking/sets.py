@@ -66,7 +66,14 @@ def dev_set(data: ConfigDict) -> ListSource:
 
 def is_divided(data: ConfigDict) -> bool:
     """Returns whether a tenth of the queries of `data.path`, which is one file, is held out as the dev set."""
-    return "path" in dev_set(data).inherited and epath.Path(data.path).is_file()
+    if "path" not in dev_set(data).inherited or not epath.Path(data.path).is_file():
+        return False
+    if field := next((name for name in SECTION if data.dev[name]), None):
+        raise UserError(
+            f"config.data.dev.{field} = {data.dev[field]!r}: config.data.path is one file, whose held-out queries are "
+            f"the dev set; also set data.dev.path, or leave data.dev out"
+        )
+    return True
 
 
 def divide(lists: ListSet, data: ConfigDict) -> tuple[ListSet, ListSet, str]:
@@ -105,6 +112,10 @@ def encode_lists(lists: ListSet, encoder: PairEncoder, negatives: int = 0) -> Li
     list_documents = [
         np.array([documents.setdefault(text, len(documents)) for text in ranking.documents]) for ranking in lists.lists
     ]
+    elsewhere: dict[int, list[int]] = {}
+    for query, ranking in zip(list_queries, lists.lists):
+        if known := [documents[text] for text, _ in ranking.missing if text in documents]:
+            elsewhere.setdefault(query, []).extend(known)
     query_ids, document_ids = (encoder.tokenizer.encode_ids(list(texts)) for texts in (queries, documents))
     return ListExamples(
         [],
@@ -116,13 +127,14 @@ def encode_lists(lists: ListSet, encoder: PairEncoder, negatives: int = 0) -> Li
         list_documents=list_documents,
         grades=[np.array(ranking.grades, np.float32) for ranking in lists.lists],
         negatives=negatives,
+        relevant_elsewhere=elsewhere,
     )
 
 
 def single_documents(lists: ListSet) -> ListSet:
     """Returns a list for each pair of a query and a document, for losses of single pairs."""
     pairs = [
-        ranking._replace(documents=(document,), grades=(grade,), missing=(), ids=())
+        ranking._replace(documents=(document,), grades=(grade,))
         for ranking in lists.lists
         for document, grade in zip(ranking.documents, ranking.grades)
     ]
@@ -144,7 +156,7 @@ def positives_first(lists: ListSet) -> tuple[ListSet, int]:
         for document, grade in pairs:
             if grade > 0:
                 grades = (grade, *[0.0] * len(negatives))
-                divided.append(ranking._replace(documents=(document, *negatives), grades=grades, missing=(), ids=()))
+                divided.append(ranking._replace(documents=(document, *negatives), grades=grades))
     dropped = sum(not any(grade > 0 for grade in ranking.grades) for ranking in lists.lists)
     return lists._replace(lists=divided), dropped
 
@@ -161,6 +173,20 @@ def sorted_by_grade(lists: ListSet) -> ListSet:
         documents = tuple(ranking.documents[i] for i in order)
         result.append(ranking._replace(documents=documents, grades=tuple(ranking.grades[i] for i in order)))
     return lists._replace(lists=result)
+
+
+def judged(lists: ListSet, source: ListSource) -> ListSet:
+    """Returns lists for an evaluation: in rows with a positive, scores of a teacher are not grades."""
+    if source.form != "pairs":
+        return lists
+    return lists._replace(
+        lists=[ranking._replace(grades=(1.0, *[0.0] * (len(ranking.documents) - 1))) for ranking in lists.lists]
+    )
+
+
+def skipped_lines(name: str, lists: ListSet) -> list[str]:
+    """Returns lines about the queries without a list."""
+    return [f"{name}: {count:,} {reason} skipped" for reason, count in lists.skipped.items() if count]
 
 
 def require_comparison(lists: ListSet, source: ListSource) -> None:

@@ -94,18 +94,21 @@ class Rerank(FineTuningTask, ReadsLabelledFiles, HasSampleData):
         settings, fields, note = source.settings, DEFAULTS, ""
         run_data = settings.get("data", {})
         is_run = settings.get("task") == "rerank"
+        is_held_out = False
         if is_run:
-            dev = sets.dev_set(run_data)
-            fields = {name: getattr(dev, name) for name in DEFAULTS}
+            if not flags and holdout.is_file_of_run(path, run_data, source.fingerprints):
+                is_held_out = sets.is_divided(run_data)
+            described = sets.training_set(run_data) if is_held_out else sets.dev_set(run_data)
+            fields = {name: getattr(described, name) for name in DEFAULTS}
         labelled = sets.ListFlagSource("", **{**fields, **flags, "path": path})
         labelled.validate(FORMS)
         lists = labelled.read("test", "dev")
-        if is_run and not flags and sets.is_divided(run_data):
-            if holdout.is_file_of_run(path, run_data, source.fingerprints):
-                _, lists, note = sets.divide(lists, run_data)
+        if is_held_out:
+            _, lists, note = sets.divide(lists, run_data)
+        lists = sets.judged(lists, labelled)
         sets.require_comparison(lists, labelled)
         examples = sets.encode_lists(lists, sets.encoder_of(settings, tokenizer_of(source), source.max_seq_length))
-        lines = (note, describe("labelled", lists.lists, examples))
+        lines = (note, describe("labelled", lists.lists, examples), *sets.skipped_lines("labelled", lists))
         return dataclasses.replace(make_split(lists, examples), note="\n".join(filter(None, lines)))
 
     def sample_data(self, config: ConfigDict, input_ids: np.ndarray) -> TaskData:

@@ -53,16 +53,20 @@ def run_lines(rankings: Mapping[str, Sequence[tuple[str, float]]], tag: str = "b
 
     Args:
       rankings: for each query, its documents with their scores, the highest score first.
-      tag: the name of the system, in the last column.
+      tag: the name of the system, in the last column. Scores have nine digits, which identify a float32 number.
 
     Raises:
-      UserError: if an id has a space.
+      UserError: if an id has a space, or if a query has a document twice.
     """
     for query, documents in rankings.items():
         if wrong := next((name for name in (query, *(name for name, _ in documents)) if len(name.split()) != 1), None):
             raise UserError(f"the id {wrong!r} has a space, or is empty; a run file needs ids without spaces")
+        names = [name for name, _ in documents]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UserError(f"the query {query!r} has the document {twice!r} twice; give each document its own id")
         for rank, (document, score) in enumerate(documents, 1):
-            yield f"{query} Q0 {document} {rank} {score:.6f} {tag}\n"
+            yield f"{query} Q0 {document} {rank} {score:.9g} {tag}\n"
 
 
 def check_ids(known: Iterable[str], ids: Iterable[str], path: epath.PathLike, file: epath.PathLike, kind: str) -> None:

@@ -130,6 +130,37 @@ def test_stored_targets_of_a_teacher_belong_to_the_lists(tokenizer):
     assert key(examples) != key(dataclasses.replace(examples, list_documents=examples.list_documents[::-1]))
 
 
+def test_the_longest_in_batch_negative_fits_a_packed_row(tokenizer):
+    long_query, long_document = " ".join(WORDS[:30]), " ".join(WORDS[10:50])
+    lists = [RankingList(long_query, ("w1", "w2"), (1, 0)), RankingList("w3", (long_document, "w4"), (1, 0))]
+    examples = sets.encode_lists(ListSet(lists), PairEncoder(tokenizer, 100), negatives=2)
+    order = examples.make_order(2, 0, 128, 1, True)
+    (batch,) = order.batches(range(1), np.arange)
+    assert max(map(len, (ids for _, _, _, ids, _ in sequences_of(batch)))) == 30 + 40 + 3
+
+
+def test_relevant_documents_outside_of_a_list_are_no_in_batch_negatives(tokenizer):
+    lists = [
+        RankingList("w1", ("w2", "w3"), (1, 0), (("w5", 1.0),)),
+        RankingList("w4", ("w6", "w5"), (1, 0)),
+    ]
+    examples = sets.encode_lists(ListSet(lists), PairEncoder(tokenizer, 24), negatives=5)
+    pairs = examples.pairs_of(np.arange(2), np.random.default_rng(0))
+    texts = [tuple(examples.document_ids[i]) for i in pairs.documents[pairs.lists == 0]]
+    assert len(texts) == 3 and tuple(tokenizer.encode_ids(["w5"])[0]) not in texts
+
+
+@pytest.mark.parametrize("negatives", [0, 2])
+def test_batches_do_not_depend_on_the_number_of_devices(tokenizer, negatives):
+    examples = examples_of(tokenizer, 60, negatives)
+    orders = [examples.make_order(8, 0, 64, multiple, True) for multiple in (1, 2, 8)]
+    for step in range(3):
+        batches = [next(order.batches(range(step, step + 1), np.arange)) for order in orders]
+        rows = (batches[0]["weights"].sum(1) > 0).sum()
+        for name, values in batches[0].items():
+            assert all((values[:rows] == batch[name][:rows]).all() for batch in batches[1:]), name
+
+
 def test_few_different_shapes_are_compiled(tokenizer):
     order = examples_of(tokenizer, 400).make_order(16, 0, 64, 1, True)
     counts = {order.shape(step)[0] for step in range(order.steps_per_epoch)}

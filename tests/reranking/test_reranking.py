@@ -25,6 +25,7 @@ from bertjax.reranking.ranking import Ranker, is_reranker
 from bertjax.training.checkpoints import checkpoint as stored
 from bertjax.training.optim.schedules import make_schedule
 from bertjax.training.step import Program, put_hyperparameters
+from bertjax.training.trackers.jsonl import read_metrics
 from experiments import rerank
 from tests.conftest import TOPICS, launch_and_stop
 from tests.embedding.test_retrieval import sentence, write_beir
@@ -247,6 +248,61 @@ def test_lists_are_read_from_each_form(form, rows, columns, label, expected, tmp
     assert [(x.query, x.documents, x.grades) for x in lists] == expected
 
 
+def test_rows_with_and_without_a_first_stage_are_not_mixed(tmp_path):
+    rows = [{"query": "a", "positive": ["b"], "negative": ["c"]}, {"query": "x", "positive": ["b"], "documents": ["b"]}]
+    write_table(tmp_path / "dev.jsonl", rows)
+    with pytest.raises(UserError, match=r"dev.jsonl:2: has 'documents', but earlier rows have not"):
+        forms.FORMS["rerank"].read(tmp_path / "dev.jsonl", [], "", "")
+
+
+def test_documents_with_equal_texts_are_one_document_with_the_highest_grade(tmp_path):
+    corpus = [{"_id": name, "text": text} for name, text in (("d1", "same"), ("d2", "same"), ("d3", "x"), ("d4", "y"))]
+    write_beir(tmp_path, corpus, [{"_id": "q", "text": "a"}], test=[("q", "d2", 1), ("q", "d4", 2)])
+    (tmp_path / "run.trec").write_text("q Q0 d1 1 3 t\nq Q0 d2 2 2 t\nq Q0 d3 3 1 t\n")
+    (ranking,) = forms.FORMS["search"].read(tmp_path / "qrels/test.tsv", [], "", str(tmp_path / "run.trec")).lists
+    assert ranking == ("a", ("same", "x"), (1.0, 0.0), (("y", 2.0),))
+
+
+def test_queries_without_candidates_are_counted(trained, folder, tmp_path):
+    lines = (folder / "run.trec").read_text().splitlines()
+    (tmp_path / "run.trec").write_text("\n".join(line for line in lines if not line.startswith("q0 ")) + "\n")
+    notes = []
+    description = dict(form="search", candidates=str(tmp_path / "run.trec"))
+    checkpoints.evaluate(trained, folder / "beir", on_note=notes.append, **description)
+    assert notes[0].endswith("\nlabelled: 1 queries without candidates skipped")
+    (tmp_path / "run.trec").write_text("q9 Q0 d00 1 1 t\n")
+    with pytest.raises(UserError, match=r"run.trec: the query 'q9' is not in"):
+        checkpoints.evaluate(trained, folder / "beir", **description)
+
+
+def test_scores_of_a_teacher_are_no_grades_of_a_dev_set(checkpoint, tmp_path):
+    rng = random.Random(0)
+    rows = [{"q": sentence(rng, RELEVANT), "p": "ship", "n": "rose", "margin": 2 + i % 3} for i in range(40)]
+    write_table(tmp_path / "all.jsonl", rows)
+    fields = {"data.path": str(tmp_path / "all.jsonl"), "data.form": "pairs", "data.texts": "q,p,n"}
+    config = config_for(tmp_path, checkpoint, **fields, **{"data.label": "margin", "loss.name": "margin_mse"})
+    config, _ = finetuning_run.resolve(config, None)
+    data = finetuning_run.load_inputs(config, tmp_path, None).data
+    assert {ranking.grades for ranking in data.dev[0].lists.lists} == {(1.0, 0.0)}
+    assert {tuple(grades.tolist()) for grades in data.train.grades} <= {(0.0, -2.0), (0.0, -3.0), (0.0, -4.0)}
+    config.data.dev.label = "margin"
+    with pytest.raises(UserError, match=r"config.data.dev.label = 'margin': config.data.path is one file"):
+        finetuning_run.load_inputs(config, tmp_path, None)
+
+
+@pytest.mark.slow
+def test_trials_of_a_sweep_with_different_batches_have_different_losses(folder, checkpoint, tmp_path):
+    """The loss of a batch must contain all lists of the batch."""
+    fields = {"epochs": 0.2, "eval.patience": 0}
+    run(config_for(folder, checkpoint, sweep="batch_size=8,24", **fields), tmp_path / "both")
+    run(config_for(folder, checkpoint, sweep="batch_size=24", **fields), tmp_path / "one")
+    both, one = (
+        [float(rows["train/loss"]) for rows in read_metrics(tmp_path / name / "runs/batch_size=24").values()
+         if "train/loss" in rows] for name in ("both", "one")
+    )  # fmt: skip
+    assert both and both == pytest.approx(one, rel=1e-5)
+
+
 @pytest.mark.parametrize("form, row, message", [
     ("lists", {"q": "a", "d": [], "y": []}, "train.jsonl:1: the list of documents is empty; a list needs at least one"),
     ("lists", {"q": "a", "d": ["b"], "y": [1, 0]}, "train.jsonl:1: 1 documents in d, but 2 numbers in y"),
@@ -335,7 +391,7 @@ def test_a_wrong_flag_of_rerank_is_refused_in_one_line(arguments, message, train
     assert result.returncode == 1 and result.stderr.startswith(message) and result.stderr.count("\n") == 1
 
 
-def test_a_checkpoint_without_scores_is_no_reranker(checkpoint, folder, tmp_path):
+def test_a_checkpoint_without_scores_is_no_reranker(trained, checkpoint, folder, tmp_path):
     with pytest.raises(UserError, match="was not trained for rank; the available methods are fill_mask"):
         load(checkpoint).rank("a", ["b"])
     two_labels = dataclasses.replace(
@@ -343,6 +399,8 @@ def test_a_checkpoint_without_scores_is_no_reranker(checkpoint, folder, tmp_path
     )
     two_labels.params["classifier"] = {"dense": {"kernel": np.zeros((32, 2)), "bias": np.zeros(2)}}
     assert not is_reranker(two_labels)
+    with pytest.raises(UserError, match=r"query = \['a'\]: must be a str"):
+        load(trained).rank(["a"], ["b"])
     with pytest.raises(UserError, match="must compute one score for a pair of texts"):
         checkpoints.rerank(checkpoint, folder / "beir", folder / "run.trec", tmp_path / "new.trec")
 

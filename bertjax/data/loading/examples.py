@@ -348,14 +348,15 @@ class TrainingOrder(Order):
         return rows[rng.permutation(batches)]
 
 
-def choose_row_size(examples: Examples, batch_size: int, longest: int, multiple: int) -> RowSize:
+def choose_row_size(examples: Examples, batch_size: int, longest: int) -> RowSize:
     """Returns the size of packed rows that costs the least time and holds the longest example.
 
     Args:
       examples: the examples to pack.
       batch_size: examples of a batch.
       longest: the largest length to choose. A longer example makes the rows as long as the example.
-      multiple: the number of rows of a batch is a multiple of this number.
+
+    The size does not depend on the devices and the microbatches, so that neither do the batches.
     """
     longest_example, mean = int(examples.tokens.max()), examples.tokens.mean()
     largest = max(longest, longest_example)
@@ -363,7 +364,7 @@ def choose_row_size(examples: Examples, batch_size: int, longest: int, multiple:
 
     def cost(row: RowSize) -> float:
         rows = packing.best_fit(examples.tokens, row, np.random.default_rng(0)).max() + 1
-        rows = packing.round_up(rows * batch_size / max(len(examples), batch_size), multiple)
+        rows = math.ceil(rows * batch_size / max(len(examples), batch_size))
         return rows * row.tokens * (1 + row.tokens / COSTLY_LENGTH)
 
     sizes = [RowSize(length, next_power_of_two(math.ceil(2 * length / mean))) for length in lengths]
@@ -387,11 +388,11 @@ class PackedOrder(Order):
           batch_size: examples of a batch.
           seed: the seed of the order.
           longest: see `choose_row_size`.
-          multiple: see `choose_row_size`.
+          multiple: the number of rows of a batch is a multiple of this number.
         """
         self._examples, self._batch_size, self._seed, self._multiple = examples, batch_size, seed, multiple
         self.steps_per_epoch = steps_per_epoch(len(examples), batch_size)
-        self.row = choose_row_size(examples, batch_size, longest, multiple)
+        self.row = choose_row_size(examples, batch_size, longest)
         self.arrangement: Callable[[int], Arrangement] = functools.lru_cache(2)(self._arrange)
 
     def _arrange(self, epoch: int) -> Arrangement:
@@ -427,11 +428,11 @@ def packed_evaluation(
       examples: the examples to evaluate.
       batch_size: determines the number of tokens of a batch.
       longest: see `choose_row_size`.
-      multiple: see `choose_row_size`.
+      multiple: the number of rows of a batch is a multiple of this number.
     """
     if not len(examples):
         return
-    row = choose_row_size(examples, batch_size, longest, multiple)
+    row = choose_row_size(examples, batch_size, longest)
     rows = packing.best_fit(examples.tokens, row, np.random.default_rng(0))
     needed = next_power_of_two(rows.max() + 1)
     count = packing.round_up(min(needed, batch_size * EVALUATED_TOKENS / row.tokens), multiple)
