@@ -141,6 +141,4 @@ def _checked(ranges: np.ndarray, flag: str) -> np.ndarray:
     """Returns ranges. Raises `UserError` if a range is not finite, or if its least value is above its greatest."""
     if not np.isfinite(ranges).all() or (ranges[0] > ranges[1]).any():
         raise UserError(f"{flag}: has a range that is not finite or not ascending; choose another calibration")
-            f"{flag}: has a range that is not finite or not ascending; choose the file of another calibration"
-        )
     return ranges
