@@ -2,6 +2,7 @@
 
 import collections
 import threading
+import traceback
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
@@ -11,6 +12,10 @@ SHORTEST = 127  # characters; all shorter texts have a similar length
 
 class Full(Exception):
     """Too many inputs wait."""
+
+
+class Ended(Exception):
+    """The thread that computes has ended because of a fault."""
 
 
 class _Work(NamedTuple):
@@ -45,6 +50,8 @@ class Batches:
         self.count = 0  # inputs that wait
         self._changed = threading.Condition()
         self._stopped = False
+        self._failed = False
+        self._running: list[_Work] = []
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._thread.start()
 
@@ -60,6 +67,7 @@ class Batches:
 
         Raises:
           Full: too many inputs wait.
+          Ended: the thread that computes has ended because of a fault.
         """
         groups: dict[int, list[int]] = collections.defaultdict(list)
         for place in sorted(range(len(inputs)), key=sizes.__getitem__):
@@ -70,6 +78,8 @@ class Batches:
                 places = group[start : start + self._most]
                 works.append(_Work((key, length), places, [inputs[place] for place in places], Future()))
         with self._changed:
+            if self._failed:
+                raise Ended
             if self._stopped or self.count + len(inputs) > self._waiting:
                 raise Full
             self._works.extend(works)
@@ -84,18 +94,44 @@ class Batches:
             self._changed.notify()
         self._thread.join()
 
+    @property
+    def is_working(self) -> bool:
+        """Whether the thread that computes has not ended because of a fault."""
+        return not self._failed
+
     def _run(self) -> None:
-        while works := self._next():
-            if running := [work for work in works if work.done.set_running_or_notify_cancel()]:
-                self._answer(running)
+        try:
+            while works := self._next():
+                self._running = [work for work in works if work.done.set_running_or_notify_cancel()]
+                if self._running:
+                    self._answer(self._running)
+        except BaseException:
+            traceback.print_exc()
+            self._fail()
+
+    def _fail(self) -> None:
+        """Refuses new inputs, and answers all works with an error, because no thread will compute them."""
+        with self._changed:
+            self._failed = True
+            works = [*self._running, *(work for work in self._works if work.done.set_running_or_notify_cancel())]
+            self._works.clear()
+            self.count = 0
+        for work in works:
+            if not work.done.done():
+                work.done.set_exception(Ended())
 
     def _answer(self, works: list[_Work]) -> None:
-        """Computes the results of works together, or separately if that raises an error."""
+        """Computes the results of works together, or separately if that raises an error.
+
+        A `PanicException` of the tokenizers library is not an `Exception`; it must not end the thread.
+        """
         try:
             results = self._results(works[0].key[0], [value for work in works for value in work.inputs])
-        except Exception as error:
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
             if len(works) == 1:
-                works[0].done.set_exception(error)
+                works[0].done.set_exception(_as_exception(error))
             else:
                 for work in works:
                     self._answer([work])
@@ -126,3 +162,12 @@ class Batches:
             self._works = left
             self.count -= count
             return taken
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """Returns an error as an `Exception`, so that it does not end the event loop of the thread that receives it."""
+    if isinstance(error, Exception):
+        return error
+    failure = RuntimeError(f"{type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

@@ -15,11 +15,14 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import parse_texts
 from bertjax.library.model import Model
 from bertjax.serving import access
-from bertjax.serving.batches import Batches, Full
+from bertjax.serving.batches import Batches, Ended, Full
 from bertjax.serving.endpoint import Endpoint, Limits, Refused, Request
 from bertjax.serving.methods import request_methods_of
 from bertjax.serving.page import key_page, page_of
 from bertjax.serving.routes import DESCRIPTIONS, computations_of, describe_paths
+
+FAULT = "the server failed; the output of the server has the error"
+ENDED = "the server cannot compute any more; the output of the server has the error; restart the server"
 
 
 class Server:
@@ -90,7 +93,7 @@ class Server:
             response = _error(endpoint, error.status, message)
         except Exception:
             traceback.print_exc()
-            response = _error(endpoint, 500, "the server failed; the output of the server has the error")
+            response = _error(endpoint, 500, FAULT)
         path = path if is_known else "other"
         self._requests.labels(path, response.status).inc()
         self._seconds.labels(path).observe(time.perf_counter() - began)
@@ -119,6 +122,8 @@ class Server:
     async def _health(self, request: web.Request) -> web.Response:
         methods = [name for name, method in self._methods.items() if not method.takes_one]
         about = {"status": "ok", "checkpoint": self._model.path, "methods": methods, "limits": self._limits._asdict()}
+        if not self._batches.is_working:
+            return web.json_response({**about, "status": "failed", "error": ENDED}, status=503)
         return web.json_response(about)
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -151,6 +156,11 @@ class Server:
             return _error(computation, refused.status, str(refused))
         except UserError as error:
             return _error(computation, 400, str(error))
+        except Ended:
+            return _error(computation, 500, ENDED)
+        except Exception:
+            traceback.print_exc()
+            return _error(computation, 500, FAULT)
         return web.Response(body=body, content_type="application/json")
 
     async def _results(self, request: Request, field: str) -> list[Any]:
@@ -159,6 +169,7 @@ class Server:
         Raises:
           Refused: if the request is too large, or if too many texts wait.
           UserError: if an input is wrong.
+          Ended: if the thread that computes has ended because of a fault.
         """
         if len(request.inputs) > self._limits.texts:
             raise Refused(413, f"{len(request.inputs)} {field}: a request may have at most {self._limits.texts}")

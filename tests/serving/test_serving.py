@@ -335,6 +335,33 @@ def test_non_finite_numbers_are_null_in_json():
     assert json.loads(serving_http.encoded(answer)) == {"null_odds": None, "probabilities": [0.5, None], "answer": "é"}
 
 
+class Panic(BaseException):
+    """Like the `PanicException` of the tokenizers library."""
+
+
+def test_an_error_that_is_no_exception_fails_one_request_and_the_server_stays(learnt, monkeypatch):
+    class Echo(Method):
+        def compute(self, model, inputs):
+            if "panic" in inputs:
+                raise Panic("panicked")
+            if "exit" in inputs:
+                raise SystemExit
+            return inputs
+
+    monkeypatch.setattr(serving_http, "request_methods_of", lambda model: {"echo": Echo})
+    with serving_here(serving_http.Server(learnt["tag"][0], LIMITS)) as url:
+        failed = (500, {"error": serving_http.FAULT})
+        assert [post(f"{url}/echo", {"texts": [text]}) for text in ("panic", "a", "panic")] == [
+            failed, (200, {"results": ["a"]}), failed,
+        ]  # fmt: skip
+        assert post(f"{url}/health", {})[0] == 405 and urllib.request.urlopen(f"{url}/health").status == 200
+        for text in ("exit", "a"):  # the thread has ended
+            assert post(f"{url}/echo", {"texts": [text]}) == (500, {"error": serving_http.ENDED})
+        with pytest.raises(urllib.error.HTTPError) as unhealthy:
+            urllib.request.urlopen(f"{url}/health")
+        assert unhealthy.value.code == 503 and json.load(unhealthy.value)["status"] == "failed"
+
+
 def test_a_full_queue_refuses_requests_and_answers_waiting_requests(learnt, monkeypatch):
     began, hold = threading.Event(), threading.Event()
 
