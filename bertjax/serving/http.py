@@ -21,6 +21,7 @@ from bertjax.serving.methods import request_methods_of
 from bertjax.serving.page import key_page, page_of
 from bertjax.serving.routes import DESCRIPTIONS, computations_of, describe_paths
 
+CHARSETS = {"utf-8", "utf8", "us-ascii", "ascii", "utf-16", "iso-8859-1", "latin-1"}  # of the bodies of requests
 FAULT = "the server failed; the output of the server has the error"
 ENDED = "the server cannot compute any more; the output of the server has the error; restart the server"
 
@@ -135,16 +136,13 @@ class Server:
     async def _compute(self, request: web.Request) -> web.Response:
         """Computes the results of a request, in the protocol whose inputs the request contains."""
         protocols = self._computations[request.path]
-        try:
-            content: Any = parse_texts(await request.text())
-        except (ValueError, LookupError):
-            content = None
+        content, mistake = await read_json_of(request)
         fields = content if isinstance(content, dict) else {}
         computation = next((protocol for protocol in protocols if protocol.field in fields), protocols[0])
         try:
             computation.check(self._model)
             if content is None:
-                raise Refused(400, f'the body must be JSON, such as {{"{computation.field}": ["..."]}}')
+                raise Refused(400, f'{mistake}, such as {{"{computation.field}": ["..."]}}')
             if computation.field not in fields:
                 raise Refused(400, f'the body must be a JSON object with "{computation.field}"')
             parsed = computation.read(fields, self._model)
@@ -190,6 +188,22 @@ class Server:
             for _, future in parts:
                 future.cancel()  # the parts that have not begun, if a part failed or the client is gone
         return results
+
+
+async def read_json_of(request: web.Request) -> tuple[Any, str]:
+    """Returns the body of a request as JSON; or None, and the beginning of a message about the mistake in the body.
+
+    The charset of the client is not looked up among the codecs of Python: a few of them need quadratic time.
+    """
+    charset = (request.charset or "utf-8").lower()
+    if charset not in CHARSETS:
+        return None, f"the header Content-Type has the charset {charset[:40]!r}; the body must be JSON in UTF-8"
+    try:
+        return parse_texts((await request.read()).decode(charset)), "the body must be JSON"
+    except web.RequestPayloadError:  # for example, the body is not gzip
+        return None, "the body cannot be read as its headers state; the body must be JSON without Content-Encoding"
+    except ValueError:
+        return None, "the body must be JSON"
 
 
 def _error(endpoint: Endpoint, status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:

@@ -4,6 +4,7 @@ import base64
 import concurrent.futures
 import contextlib
 import dataclasses
+import gzip
 import json
 import threading
 import time
@@ -300,6 +301,33 @@ def test_errors_have_the_form_of_the_protocol(servers, kind, path, content, stat
         text = answer["error"]
         assert answer == {"error": text, "error_type": "Backend" if status == 424 else "Validation"}
     assert response_status == status and message in text and "\n" not in text
+
+
+BODY = json.dumps({"input": "the ship"})
+
+
+@pytest.mark.parametrize(
+    "headers, body, status, message",
+    [
+        ({"Content-Type": "application/json; charset=punycode"}, b"a" * 20_000, 400, "the charset 'punycode'"),
+        ({"Content-Type": "application/json; charset=idna"}, b"a" * 20_000, 400, "must be JSON in UTF-8"),
+        ({"Content-Type": "application/json; charset=UTF-8"}, BODY.encode(), 200, ""),
+        ({"Content-Type": "application/json; charset=utf-16"}, BODY.encode("utf-16"), 200, ""),
+        ({"Content-Encoding": "gzip"}, gzip.compress(BODY.encode(), mtime=0), 200, ""),
+        ({"Content-Encoding": "gzip"}, BODY.encode(), 400, "without Content-Encoding"),
+        ({"Content-Encoding": "deflate"}, BODY.encode(), 400, "without Content-Encoding"),
+        ({"Content-Encoding": "gzip"}, gzip.compress(BODY.encode(), mtime=0)[:-12], 400, "must be JSON"),
+    ],
+)
+def test_bodies_are_read_in_utf_8_and_decompressed(servers, capfd, headers, body, status, message):
+    request = urllib.request.Request(f"{servers['run']}/v1/embeddings", body, headers)
+    try:
+        response = urllib.request.urlopen(request, timeout=60)
+    except urllib.error.HTTPError as error:
+        response = error
+    answer = json.load(response)
+    assert response.status == status and message in answer.get("error", {}).get("message", "")
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_wrong_http_method_has_the_form_of_the_protocol(servers):
