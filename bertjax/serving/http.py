@@ -11,7 +11,7 @@ import msgspec
 import prometheus_client
 from aiohttp import web
 
-from bertjax.common.errors import UserError
+from bertjax.common.errors import DamagedWeights, UserError
 from bertjax.common.files import parse_texts
 from bertjax.library.model import Model
 from bertjax.serving import access
@@ -152,6 +152,8 @@ class Server:
             body = await asyncio.to_thread(lambda: encoded(computation.answer(parsed, results, self._model)))
         except Refused as refused:
             return _error(computation, refused.status, str(refused))
+        except DamagedWeights as error:
+            return _error(computation, 500, str(error))
         except UserError as error:
             return _error(computation, 400, str(error))
         except Ended:

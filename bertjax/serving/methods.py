@@ -14,6 +14,7 @@ from bertjax.common.errors import UserError
 from bertjax.finetuning.classification import compute_logits
 from bertjax.finetuning.labels import label_type_of
 from bertjax.inference.embedders import embedder_of
+from bertjax.inference.predictor import check_numbers
 from bertjax.inference.text_embedding import TextEmbedder
 from bertjax.library.model import Model
 from bertjax.models import families
@@ -206,6 +207,7 @@ class AttentionMethod(Method):
             if count > MOST_TOKENS:
                 raise UserError(f"the text has {count} tokens; attention is shown for up to {MOST_TOKENS}")
             tokens, probabilities = insight.attention(model.source, text)
+            check_numbers(probabilities)
             results[text] = {"pieces": tokens, "attention": np.rint(1000 * probabilities).astype(int).tolist()}
         return [results[text] for text in inputs]
 

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 
+import jax
 import numpy as np
 import pytest
 
@@ -328,6 +329,26 @@ def test_bodies_are_read_in_utf_8_and_decompressed(servers, capfd, headers, body
     answer = json.load(response)
     assert response.status == status and message in answer.get("error", {}).get("message", "")
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "kind, requests",
+    [
+        ("run", {"v1/embeddings": {"input": "a"}, "embed": {"inputs": "a"}}),
+        ("reranker", {"v2/rerank": {"query": "a", "documents": ["b"]}, "rerank": {"query": "a", "texts": ["b"]}}),
+        ("classifier", {"predict": {"inputs": "a"}, "classify": {"texts": "a"}}),
+        ("fill_mask", {"fill_mask": {"texts": "[MASK]"}, "attention": {"texts": "a"}}),
+    ],
+)
+def test_damaged_weights_are_an_error_of_the_server(models, kind, requests):
+    source = models[kind].source
+    damaged = dataclasses.replace(source, params=jax.tree.map(lambda x: np.full_like(x, np.nan), source.params))
+    with serving_here(serving_http.Server(bertjax.Model(damaged), LIMITS)) as url:
+        answers = [post(f"{url}/{path}", content) for path, content in requests.items()]
+    assert [status for status, _ in answers] == [500, 500]
+    assert all("outputs are NaN" in json.dumps(answer) for _, answer in answers)
+    if kind == "classifier":
+        assert answers[0][1]["error_type"] == "Backend"
 
 
 def test_a_wrong_http_method_has_the_form_of_the_protocol(servers):
