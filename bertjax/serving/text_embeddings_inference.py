@@ -22,7 +22,7 @@ from bertjax.serving.embeddings import (
 )
 from bertjax.serving.endpoint import Computation, Description, Endpoint, Limits, Refused, Request, convert
 from bertjax.serving.methods import Embedding, EmbedMethod, LogitsMethod, TextScores
-from bertjax.serving.rerank import descending, pairs_of, relevance_scores, require_reranker
+from bertjax.serving.rerank import descending, pairs_of, ranking_of, relevance_scores, require_reranker
 
 UNSUPPORTED = 424  # the status for a checkpoint without the ability
 TOO_LONG = 422  # the status for a text that must not be truncated
@@ -110,7 +110,7 @@ class Rerank(TextEmbeddingsInference, Computation):
         scores = [float(result.logits[0]) for result in results] if body.raw_scores else relevance_scores(results)
         return [
             {"index": index, "score": scores[index], **({"text": body.texts[index]} if body.return_text else {})}
-            for index in descending(scores)
+            for index in ranking_of(results)
         ]
 
 
@@ -152,7 +152,9 @@ class Predict(TextEmbeddingsInference, Computation):
         labels, predictions = _labels_of(model, label_type), []
         for result in results:
             scores = _scores_of(label_type, result, request.body.raw_scores)
-            predictions.append([{"score": scores[index], "label": labels[index]} for index in descending(scores)])
+            predictions.append(
+                [{"score": scores[index], "label": labels[index]} for index in descending(result.logits)]
+            )
         return predictions if _is_batch(request.body.inputs) else predictions[0]
 
 

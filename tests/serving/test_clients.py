@@ -21,9 +21,9 @@ from bertjax.config import experiments
 from bertjax.finetuning.metrics import l2_normalize
 from bertjax.interop import sentence_transformers
 from bertjax.reranking.ranking import Ranker
-from bertjax.serving import access
+from bertjax.serving import access, rerank, text_embeddings_inference
 from bertjax.serving import http as serving_http
-from bertjax.serving.methods import EmbedMethod
+from bertjax.serving.methods import EmbedMethod, TextScores
 from tests.interop.test_golden import GOLDEN
 from tests.processes import ROOT
 from tests.processes import run as command
@@ -171,6 +171,22 @@ def test_rankings_of_all_protocols_agree_with_the_library(models, servers):
     _, raw = post(f"{url}/rerank", {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True})
     assert raw[0].keys() == {"index", "score"} and [each["index"] for each in raw] == order
     assert [1 / (1 + np.exp(-each["score"])) for each in raw] == pytest.approx(scores, abs=1e-5)
+
+
+def test_documents_and_labels_are_sorted_by_the_logit(models):
+    """The sigmoid and the softmax of large logits are equal to 1.0."""
+    logits = [50.0, 40.0, 60.0]
+    results = [TextScores(np.array([logit], np.float32), 3, False) for logit in logits]
+    for protocol in (rerank.Rerank(version=1), text_embeddings_inference.Rerank()):
+        request = protocol.read({"query": "a", protocol.field: ["b", "c", "d"]}, models["reranker"])
+        answer = protocol.answer(request, results, models["reranker"])
+        ranking = answer["results"] if isinstance(answer, dict) else answer
+        assert [ranked["index"] for ranked in ranking] == [2, 0, 1]
+        assert {ranked.get("relevance_score", ranked.get("score")) for ranked in ranking} == {1.0}
+    request = text_embeddings_inference.Predict().read({"inputs": "a"}, models["classifier"])
+    scores = [TextScores(np.array([-900, 0, -800], np.float32), 3, False)]
+    labels = text_embeddings_inference.Predict().answer(request, scores, models["classifier"])
+    assert [label["label"] for label in labels] == ["court", "none", "sea"]
 
 
 def _encoded_pairs(model):
