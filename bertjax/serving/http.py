@@ -145,8 +145,11 @@ class Server:
                 raise Refused(400, f'{mistake}, such as {{"{computation.field}": ["..."]}}')
             if computation.field not in fields:
                 raise Refused(400, f'the body must be a JSON object with "{computation.field}"')
+            if (count := computation.count(fields[computation.field])) > self._limits.texts:
+                message = f"{count} {computation.field}: a request may have at most {self._limits.texts}"
+                raise Refused(413, message)
             parsed = computation.read(fields, self._model)
-            results = await self._results(parsed, computation.field)
+            results = await self._results(parsed)
             self._texts.labels(request.path).inc(len(results))
             # Long answers are encoded in a thread, so that the server can answer other requests.
             body = await asyncio.to_thread(lambda: encoded(computation.answer(parsed, results, self._model)))
@@ -163,7 +166,7 @@ class Server:
             return _error(computation, 500, FAULT)
         return web.Response(body=body, content_type="application/json")
 
-    async def _results(self, request: Request, field: str) -> list[Any]:
+    async def _results(self, request: Request) -> list[Any]:
         """Waits for the results of a request.
 
         Raises:
@@ -171,8 +174,6 @@ class Server:
           UserError: if an input is wrong.
           Ended: if the thread that computes has ended because of a fault.
         """
-        if len(request.inputs) > self._limits.texts:
-            raise Refused(413, f"{len(request.inputs)} {field}: a request may have at most {self._limits.texts}")
         sizes = list(map(request.method.size, request.inputs))
         if sum(sizes) > self._limits.characters:
             raise Refused(413, f"{sum(sizes):,} characters: a request may have at most {self._limits.characters:,}")

@@ -16,6 +16,7 @@ from bertjax.serving.embeddings import (
     Dimensions,
     Inputs,
     check_dimensions,
+    count_inputs,
     inputs_of,
     makes_embeddings,
     require_embeddings,
@@ -60,6 +61,10 @@ class Embed(TextEmbeddingsInference, Computation):
     def check(self, model: Model) -> None:
         """Raises `Refused` if the checkpoint was not trained for embeddings."""
         require_embeddings(model, UNSUPPORTED)
+
+    def count(self, value: Any) -> int:
+        """Returns the number of texts or lists of token ids."""
+        return count_inputs(value)
 
     def read(self, content: dict[str, Any], model: Model) -> Request:
         """Returns the request."""
@@ -136,6 +141,10 @@ class Predict(TextEmbeddingsInference, Computation):
                 f"the checkpoint {model.path} cannot classify texts: it is not a classifier; serve a run of a "
                 f"classification, or a classifier of transformers",
             )
+
+    def count(self, value: Any) -> int:
+        """Returns the number of texts and pairs of texts."""
+        return len(value) if isinstance(value, list) and _is_batch(value) else 1
 
     def read(self, content: dict[str, Any], model: Model) -> Request:
         """Returns the request."""

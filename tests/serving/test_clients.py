@@ -21,8 +21,9 @@ from bertjax.config import experiments
 from bertjax.finetuning.metrics import l2_normalize
 from bertjax.interop import sentence_transformers
 from bertjax.reranking.ranking import Ranker
-from bertjax.serving import access, rerank, text_embeddings_inference
+from bertjax.serving import access, endpoint, rerank, text_embeddings_inference
 from bertjax.serving import http as serving_http
+from bertjax.serving import openai as openai_protocol
 from bertjax.serving.methods import EmbedMethod, TextScores
 from tests.interop.test_golden import GOLDEN
 from tests.processes import ROOT
@@ -282,6 +283,7 @@ def test_info_and_models_describe_the_checkpoint(models, servers, kind, model_ty
         ("run", "v1/embeddings", {"input": "a", "dimensions": 0}, 400, "dimensions: expected `int` >= 1"),
         ("run", "v1/embeddings", {"input": "a", "model": 3}, 400, "model: expected `str | null`, got `int`"),
         ("run", "v1/embeddings", {"input": ["a"] * 9}, 413, "9 input: a request may have at most 8"),
+        ("run", "v1/embeddings", {"input": [*[5] * 9, "a"]}, 400, "input[0] = 5: must be a text or a list"),
         ("run", "v1/embeddings", {"input": [2, *[5] * 600, 3]}, 413, "2,408 characters: a request may have at most"),
         ("run", "v1/embeddings", {"input": "a" * 200_000}, 413, "at most 2,000 characters"),
         ("reranker", "v1/embeddings", {"input": "a"}, 400, "cannot compute embeddings"),
@@ -365,6 +367,24 @@ def test_damaged_weights_are_an_error_of_the_server(models, kind, requests):
     assert all("outputs are NaN" in json.dumps(answer) for _, answer in answers)
     if kind == "classifier":
         assert answers[0][1]["error_type"] == "Backend"
+
+
+@pytest.mark.parametrize(
+    "kind, path, field, value",
+    [
+        ("run", "v1/embeddings", "input", [[2, 3]]),
+        ("run", "embed", "inputs", [[2, 3]]),
+        ("run", "embed", "texts", ["a"]),
+        ("classifier", "predict", "inputs", [["a", "b"]]),
+        ("reranker", "v1/rerank", "documents", ["a"]),
+        ("reranker", "rerank", "texts", ["a"]),
+    ],
+)
+def test_too_many_inputs_are_refused_before_their_conversion(servers, monkeypatch, kind, path, field, value):
+    for module in (endpoint, openai_protocol, rerank, text_embeddings_inference):
+        monkeypatch.setattr(module, "convert", None)
+    status, answer = post(f"{servers[kind]}/{path}", {"query": "a", field: value * 2000})
+    assert status == 413 and f"2000 {field}: a request may have at most 8" in json.dumps(answer)
 
 
 def test_a_wrong_http_method_has_the_form_of_the_protocol(servers):
