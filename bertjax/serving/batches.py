@@ -3,7 +3,7 @@
 import collections
 import threading
 import traceback
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ class _Work(NamedTuple):
     key: tuple[Hashable, int]
     places: list[int]
     inputs: list[Any]
+    rows: int
     done: Future[list[Any]]
 
 
@@ -33,8 +34,9 @@ class Batches:
     Args:
       compute: (key, inputs) -> a result for each input. Raises an error if an input is wrong; then the inputs of each
         request are computed separately.
-      most: the maximum number of inputs that are computed together.
-      waiting: the maximum number of inputs that wait.
+      most: the maximum number of rows of the inputs that are computed together. An input with more rows is computed
+        alone.
+      waiting: the maximum number of rows of the inputs that wait.
       seen: called with the number of inputs that are computed together.
     """
 
@@ -47,7 +49,7 @@ class Batches:
     ):
         self._compute, self._most, self._waiting, self._seen = compute, most, waiting, seen
         self._works: collections.deque[_Work] = collections.deque()
-        self.count = 0  # inputs that wait
+        self.count = 0  # rows of the inputs that wait
         self._changed = threading.Condition()
         self._stopped = False
         self._failed = False
@@ -56,7 +58,7 @@ class Batches:
         self._thread.start()
 
     def submit(
-        self, key: Hashable, inputs: Sequence[Any], sizes: Sequence[int]
+        self, key: Hashable, inputs: Sequence[Any], sizes: Sequence[int], rows: Sequence[int] | None = None
     ) -> list[tuple[list[int], Future[list[Any]]]]:
         """Adds inputs. Returns pairs of positions of inputs and the future of their results.
 
@@ -64,26 +66,28 @@ class Batches:
           key: inputs with equal keys may be computed together.
           inputs: the inputs.
           sizes: the lengths of the inputs in characters.
+          rows: the number of sequences that the model computes for each input; None for one sequence per input.
 
         Raises:
           Full: too many inputs wait.
           Ended: the thread that computes has ended because of a fault.
         """
+        rows = rows or [1] * len(inputs)
         groups: dict[int, list[int]] = collections.defaultdict(list)
         for place in sorted(range(len(inputs)), key=sizes.__getitem__):
             groups[max(SHORTEST, sizes[place]).bit_length()].append(place)
         works = []
         for length, group in groups.items():
-            for start in range(0, len(group), self._most):
-                places = group[start : start + self._most]
-                works.append(_Work((key, length), places, [inputs[place] for place in places], Future()))
+            for places in _divide(group, rows, self._most):
+                total = sum(rows[place] for place in places)
+                works.append(_Work((key, length), places, [inputs[place] for place in places], total, Future()))
         with self._changed:
             if self._failed:
                 raise Ended
-            if self._stopped or self.count + len(inputs) > self._waiting:
+            if self._stopped or self.count + sum(rows) > self._waiting:
                 raise Full
             self._works.extend(works)
-            self.count += len(inputs)
+            self.count += sum(rows)
             self._changed.notify()
         return [(work.places, work.done) for work in works]
 
@@ -154,14 +158,28 @@ class Batches:
             left: collections.deque[_Work] = collections.deque()
             count = 0
             for work in self._works:
-                if (not taken or work.key == taken[0].key) and count + len(work.inputs) <= self._most:
+                if not taken or (work.key == taken[0].key and count + work.rows <= self._most):
                     taken.append(work)
-                    count += len(work.inputs)
+                    count += work.rows
                 else:
                     left.append(work)
             self._works = left
             self.count -= count
             return taken
+
+
+def _divide(places: Sequence[int], rows: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Yields portions of places with at most `most` rows in total, or one place with more rows."""
+    portion: list[int] = []
+    total = 0
+    for place in places:
+        if portion and total + rows[place] > most:
+            yield portion
+            portion, total = [], 0
+        portion.append(place)
+        total += rows[place]
+    if portion:
+        yield portion
 
 
 def _as_exception(error: BaseException) -> Exception:

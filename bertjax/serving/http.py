@@ -174,11 +174,14 @@ class Server:
           UserError: if an input is wrong.
           Ended: if the thread that computes has ended because of a fault.
         """
+        rows = list(map(request.method.rows, request.inputs))
+        if sum(rows) > self._limits.texts:
+            raise Refused(413, f"{sum(rows)} pairs of texts: a request may have at most {self._limits.texts}")
         sizes = list(map(request.method.size, request.inputs))
         if sum(sizes) > self._limits.characters:
             raise Refused(413, f"{sum(sizes):,} characters: a request may have at most {self._limits.characters:,}")
         try:
-            parts = self._batches.submit(request.method, request.inputs, sizes)
+            parts = self._batches.submit(request.method, request.inputs, sizes, rows)
         except Full:
             raise Refused(503, "too many texts wait; try again later") from None
         results: list[Any] = [None] * len(request.inputs)

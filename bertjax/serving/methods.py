@@ -13,6 +13,7 @@ from msgspec import Meta
 from bertjax.common.errors import UserError
 from bertjax.finetuning.classification import compute_logits
 from bertjax.finetuning.labels import label_type_of
+from bertjax.finetuning.tasks.swag import Swag
 from bertjax.inference.embedders import embedder_of
 from bertjax.inference.predictor import check_numbers
 from bertjax.inference.text_embedding import TextEmbedder
@@ -49,6 +50,10 @@ class Method(abc.ABC):
         """Returns the length of an input in characters."""
         return count_characters(value)
 
+    def rows(self, value: Any) -> int:
+        """Returns the number of sequences that the model computes for an input; by default one."""
+        return 1
+
     def as_json(self, result: Any) -> Any:
         """Returns a result as a value of JSON; by default the result itself."""
         return result
@@ -76,6 +81,20 @@ class PredictMethod(Method):
     def compute(self, model: Model, inputs: Sequence[str | tuple[str, ...]]) -> list[Any]:
         """Returns the predictions of the task, such as labels, probabilities or a score."""
         return compute_by_parts(inputs, model.predict)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChoiceMethod(PredictMethod):
+    """Predicts the endings of sentences: tuples of a sentence and its endings. The model computes pairs of them."""
+
+    def size(self, value: str | tuple[str, ...]) -> int:
+        """Returns the length of all pairs (sentence, ending) in characters."""
+        repeated = 0 if isinstance(value, str) else (self.rows(value) - 1) * len(value[0])
+        return count_characters(value) + repeated
+
+    def rows(self, value: str | tuple[str, ...]) -> int:
+        """Returns the number of endings; 1 for a text without endings, which is answered with an error."""
+        return 1 if isinstance(value, str) else max(1, len(value) - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +251,10 @@ def request_methods_of(model: Model) -> dict[str, type[Method]]:
         names.discard("predict")
     if isinstance(families.family_of(model.config), ExposesAttention):
         names.add("attention")
-    return {name: method for name, method in METHODS.items() if name in names}
+    methods = {name: method for name, method in METHODS.items() if name in names}
+    if "predict" in methods and model.source.architecture == Swag.architecture:
+        methods["predict"] = ChoiceMethod
+    return methods
 
 
 def compute_by_parts(inputs: Sequence[Any], compute: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:

@@ -233,7 +233,7 @@ def test_the_command_reports_mistakes_in_one_line(flag, message, checkpoint, ser
 # Checkpoints with other heads, each with a server in this process.
 
 QUESTION, CONTEXT = "the ship saw .", "a captain left the whale"
-LIMITS = serving_http.Limits(texts=4, waiting=4)
+LIMITS = serving_http.Limits(texts=5, waiting=5)
 
 
 @contextlib.contextmanager
@@ -326,7 +326,7 @@ def test_server_answers_equal_the_library(learnt, method):
     assert f'bertjax_requests_total{{path="/{method}",status="200"}} 2.0' in metrics_of(url)
     with urllib.request.urlopen(f"{url}/health") as answer:
         health = json.load(answer)
-    methods, limits = list(dict.fromkeys([method, "embed"])), dict(texts=4, characters=100_000, batch=32, waiting=4)
+    methods, limits = list(dict.fromkeys([method, "embed"])), dict(texts=5, characters=100_000, batch=32, waiting=5)
     assert health == {"status": "ok", "checkpoint": model.path, "methods": methods, "limits": limits}
 
 
@@ -362,6 +362,31 @@ def test_an_error_that_is_no_exception_fails_one_request_and_the_server_stays(le
         assert unhealthy.value.code == 503 and json.load(unhealthy.value)["status"] == "failed"
 
 
+def test_each_ending_of_a_sentence_counts_with_the_sentence(learnt):
+    url = learnt["predict"][1] + "/predict"
+    status, answer = post(url, {"texts": [["a", "b", "c", "d"], ["a", "b", "c", "d"]]})
+    assert status == 413 and answer["error"] == "6 pairs of texts: a request may have at most 5"
+    status, answer = post(url, {"texts": [["a" * 40_000, "b", "c", "d"]]})
+    assert status == 413 and answer["error"] == "120,003 characters: a request may have at most 100,000"
+    status, answer = post(url, {"texts": "a"})
+    assert status == 400 and "sentence ||| ending" in answer["error"]
+
+
+def test_rows_limit_the_inputs_that_are_computed_together():
+    seen: list[list[str]] = []
+    batches = Batches(lambda key, inputs: seen.append(inputs) or inputs, most=4, waiting=12)
+    parts = batches.submit("a", ["x", "y", "z", "w"], [1] * 4, [3, 1, 2, 6])
+    assert [(places, future.result(10)) for places, future in parts] == [
+        ([0, 1], ["x", "y"]),
+        ([2], ["z"]),
+        ([3], ["w"]),
+    ]
+    with pytest.raises(Full):
+        batches.submit("a", ["v"], [1], [13])
+    batches.close()
+    assert batches.count == 0 and seen == [["x", "y"], ["z"], ["w"]]
+
+
 def test_a_full_queue_refuses_requests_and_answers_waiting_requests(learnt, monkeypatch):
     began, hold = threading.Event(), threading.Event()
 
@@ -372,7 +397,7 @@ def test_a_full_queue_refuses_requests_and_answers_waiting_requests(learnt, monk
             return inputs
 
     monkeypatch.setattr(serving_http, "request_methods_of", lambda model: {"echo": Echo})
-    server = serving_http.Server(learnt["tag"][0], LIMITS)
+    server = serving_http.Server(learnt["tag"][0], LIMITS._replace(waiting=4))
     with serving_here(server) as url, concurrent.futures.ThreadPoolExecutor(2) as pool:
         try:
             first = pool.submit(post, f"{url}/echo", {"texts": ["now"]})
