@@ -38,7 +38,7 @@ class Server:
     def __init__(self, model: Model, limits: Limits, api_key: str | None = None):
         self._model, self._limits, self._api_key = model, limits, api_key
         self._methods = request_methods_of(model)
-        self._computations = computations_of(self._methods)
+        self._computations = computations_of(self._methods, model)
         self._registry = registry = prometheus_client.CollectorRegistry()
         counter, histogram = prometheus_client.Counter, prometheus_client.Histogram
         labels = ["path", "status"]

@@ -25,7 +25,7 @@ from bertjax.reporting import insight
 MOST_TOKENS = 128  # the attention of longer texts is not shown
 CHARACTERS_OF_TOKEN = 4  # the number of characters that a token id of a request counts for
 CACHED_EMBEDDERS = 8
-Option = Annotated[int, Meta(ge=1, le=10_000)]
+Width = Annotated[int, Meta(ge=0, le=10_000)]  # 0 for all dimensions, as in `Model.embed`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +144,7 @@ class EmbedMethod(Method):
     """Computes embeddings of texts, or of tuples of token ids. The options are the arguments of `Model.embed`."""
 
     prompt: str | None = None
-    width: Option = 0
+    width: Width = 0
     pool: str = ""
     layers: str = ""
 

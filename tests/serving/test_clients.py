@@ -208,6 +208,7 @@ def test_embed_of_text_embeddings_inference(models, servers):
     np.testing.assert_allclose(named, model.embed(TEXTS, prompt="document"), atol=1e-5)
     assert len(post(url, {"inputs": TEXTS[0], "dimensions": 4})[1][0]) == 4
     assert post(url, {"texts": TEXTS})[1].keys() == {"results"}  # the form of bertjax
+    assert post(url, {"texts": TEXTS, "width": 0}) == post(url, {"texts": TEXTS})
 
 
 def test_normalize_of_text_embeddings_inference(models):
@@ -304,6 +305,10 @@ def test_info_and_models_describe_the_checkpoint(models, servers, kind, model_ty
         ("classifier", "predict", {"inputs": ["a", "b", "c"]}, 400, "must be a text, a pair of texts"),
         ("classifier", "predict", {"inputs": [["a"], "b"]}, 400, "must be a text, a pair of texts"),
         ("classifier", "predict", {"inputs": []}, 400, "must be a text, a pair of texts"),
+        ("classifier", "predict", {}, 400, 'a JSON object with "inputs"'),
+        ("classifier", "predict", {"input": "a"}, 400, 'a JSON object with "inputs"'),
+        ("classifier", "predict", {"texts": ["a"]}, 400, 'a JSON object with "inputs"'),
+        ("reranker", "predict", b"{", 400, 'must be JSON, such as {"inputs"'),
         ("run", "predict", {"inputs": "a"}, 424, "cannot classify texts"),
     ],
 )  # fmt: skip
