@@ -48,7 +48,7 @@ class Batches:
         seen: Callable[[int], object] = lambda count: None,
     ):
         self._compute, self._most, self._waiting, self._seen = compute, most, waiting, seen
-        self._works: collections.deque[_Work] = collections.deque()
+        self._works: dict[Future[list[Any]], _Work] = {}  # in the order of their arrival
         self.count = 0  # rows of the inputs that wait
         self._changed = threading.Condition()
         self._stopped = False
@@ -61,6 +61,8 @@ class Batches:
         self, key: Hashable, inputs: Sequence[Any], sizes: Sequence[int], rows: Sequence[int] | None = None
     ) -> list[tuple[list[int], Future[list[Any]]]]:
         """Adds inputs. Returns pairs of positions of inputs and the future of their results.
+
+        If a future is canceled, its inputs wait no longer.
 
         Args:
           key: inputs with equal keys may be computed together.
@@ -86,10 +88,19 @@ class Batches:
                 raise Ended
             if self._stopped or self.count + sum(rows) > self._waiting:
                 raise Full
-            self._works.extend(works)
+            self._works |= {work.done: work for work in works}
             self.count += sum(rows)
             self._changed.notify()
+        for work in works:
+            work.done.add_done_callback(self._remove_canceled)
         return [(work.places, work.done) for work in works]
+
+    def _remove_canceled(self, done: Future[list[Any]]) -> None:
+        """Removes the inputs of a future that was canceled before their computation began."""
+        if done.cancelled():
+            with self._changed:
+                if work := self._works.pop(done, None):
+                    self.count -= work.rows
 
     def close(self) -> None:
         """Refuses new inputs, computes the waiting inputs, and returns when they are done."""
@@ -117,9 +128,8 @@ class Batches:
         """Refuses new inputs, and answers all works with an error, because no thread will compute them."""
         with self._changed:
             self._failed = True
-            works = [*self._running, *(work for work in self._works if work.done.set_running_or_notify_cancel())]
-            self._works.clear()
-            self.count = 0
+            waiting, self._works, self.count = self._works, {}, 0
+        works = [*self._running, *(work for work in waiting.values() if work.done.set_running_or_notify_cancel())]
         for work in works:
             if not work.done.done():
                 work.done.set_exception(Ended())
@@ -155,15 +165,13 @@ class Batches:
         with self._changed:
             self._changed.wait_for(lambda: self._works or self._stopped)
             taken: list[_Work] = []
-            left: collections.deque[_Work] = collections.deque()
             count = 0
-            for work in self._works:
+            for work in self._works.values():
                 if not taken or (work.key == taken[0].key and count + work.rows <= self._most):
                     taken.append(work)
                     count += work.rows
-                else:
-                    left.append(work)
-            self._works = left
+            for work in taken:
+                del self._works[work.done]
             self.count -= count
             return taken
 

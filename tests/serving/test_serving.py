@@ -387,6 +387,29 @@ def test_rows_limit_the_inputs_that_are_computed_together():
     assert batches.count == 0 and seen == [["x", "y"], ["z"], ["w"]]
 
 
+def test_inputs_of_canceled_requests_leave_the_queue():
+    began, hold, seen = threading.Event(), threading.Event(), []
+
+    def compute(key, inputs):
+        began.set()
+        hold.wait(60)
+        seen.extend(inputs)
+        return inputs
+
+    batches = Batches(compute, most=4, waiting=4)
+    first = batches.submit("a", ["first"], [5])[0][1]
+    assert began.wait(60)
+    left = batches.submit("a", [*"xyzw"], [1] * 4)[0][1]
+    with pytest.raises(Full):
+        batches.submit("a", ["v"], [1])
+    assert left.cancel() and not first.cancel() and batches.count == 0
+    kept = batches.submit("a", [*"stuv"], [1] * 4)[0][1]
+    hold.set()
+    assert first.result(60) == ["first"] and kept.result(60) == [*"stuv"]
+    batches.close()
+    assert batches.count == 0 and seen == ["first", *"stuv"]
+
+
 def test_a_full_queue_refuses_requests_and_answers_waiting_requests(learnt, monkeypatch):
     began, hold = threading.Event(), threading.Event()
 
@@ -413,6 +436,38 @@ def test_a_full_queue_refuses_requests_and_answers_waiting_requests(learnt, monk
             hold.set()
         assert first.result() == (200, {"results": ["now"]})
         assert waiting.result() == (200, {"results": [*"abcd"]})
+
+
+def test_texts_of_a_client_that_has_gone_wait_no_longer(learnt, monkeypatch):
+    began, hold = threading.Event(), threading.Event()
+
+    class Echo(Method):
+        def compute(self, model, inputs):
+            began.set()
+            hold.wait(60)
+            return inputs
+
+    def wait_for(line):
+        deadline = time.monotonic() + 60
+        while line not in metrics_of(url):
+            assert time.monotonic() < deadline
+
+    monkeypatch.setattr(serving_http, "request_methods_of", lambda model: {"echo": Echo})
+    with (
+        serving_here(serving_http.Server(learnt["tag"][0], LIMITS)) as url,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        try:
+            first = pool.submit(post, f"{url}/echo", {"texts": ["now"]})
+            assert began.wait(60)
+            client = http.client.HTTPConnection(url.removeprefix("http://"))
+            client.request("POST", "/echo", json.dumps({"texts": [*"abcd"]}))
+            wait_for("bertjax_texts_waiting 4.0")
+            client.close()
+            wait_for("bertjax_texts_waiting 0.0")
+        finally:
+            hold.set()
+        assert first.result() == (200, {"results": ["now"]})
 
 
 def test_inputs_of_similar_length_are_batched_and_answered_separately():
