@@ -1,4 +1,4 @@
-"""The exception for mistakes that the user can fix."""
+"""The exceptions for mistakes that the user can fix."""
 
 
 class UserError(Exception):
@@ -7,3 +7,7 @@ class UserError(Exception):
     def _render_traceback_(self) -> list[str]:
         """Returns the lines that a Jupyter notebook shows for this exception: the message, without a traceback."""
         return [f"{type(self).__name__}: {self}"]
+
+
+class DamagedWeights(UserError):
+    """The weights of the checkpoint compute NaN. No input of the user is wrong."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from bertjax.common.errors import UserError
+from bertjax.common.errors import DamagedWeights, UserError
 from bertjax.config.model_config import Compute
 from bertjax.data.batch import Batch
 from bertjax.data.loading.examples import Examples, evaluation_batches, packed_evaluation
@@ -194,6 +194,6 @@ def divide_by_length(items: Iterable[Item], length: int, most: float = math.inf)
 
 
 def check_numbers(*outputs: np.ndarray) -> None:
-    """Raises `UserError` if an output is NaN, before anything is derived from it."""
+    """Raises `DamagedWeights` if an output is NaN, before anything is derived from it."""
     if any(np.isnan(output).any() for output in outputs):
-        raise UserError("the checkpoint's outputs are NaN: its weights are damaged, or its training diverged")
+        raise DamagedWeights("the checkpoint's outputs are NaN: its weights are damaged, or its training diverged")

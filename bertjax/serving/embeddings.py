@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -31,6 +31,11 @@ def require_embeddings(model: Model, status: int) -> None:
 def makes_embeddings(model: Model) -> bool:
     """Returns whether the checkpoint was trained for embeddings. The search for the task takes several milliseconds."""
     return model.makes_vectors
+
+
+def count_inputs(value: Any) -> int:
+    """Returns the number of texts or lists of token ids in a value of JSON. A list of token ids is one input."""
+    return len(value) if isinstance(value, list) and not (value and isinstance(value[0], int)) else 1
 
 
 def inputs_of(inputs: Inputs, field: str, model: Model) -> list[str | tuple[int, ...]]:

@@ -86,6 +86,13 @@ class Computation(Endpoint, abc.ABC):
     def check(self, model: Model) -> None:
         """Raises `Refused` if the checkpoint does not have the ability."""
 
+    def count(self, value: Any) -> int:
+        """Returns the number of inputs in the field `field`, which is a value of JSON of any type.
+
+        The server counts the inputs before it converts them, because the conversion of many inputs takes seconds.
+        """
+        return len(value) if isinstance(value, list) else 1
+
     @abc.abstractmethod
     def read(self, content: dict[str, Any], model: Model) -> Request:
         """Returns the request of a JSON object with the field `field`. Raises `Refused` for a wrong value."""

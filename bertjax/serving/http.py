@@ -11,15 +11,19 @@ import msgspec
 import prometheus_client
 from aiohttp import web
 
-from bertjax.common.errors import UserError
+from bertjax.common.errors import DamagedWeights, UserError
 from bertjax.common.files import parse_texts
 from bertjax.library.model import Model
 from bertjax.serving import access
-from bertjax.serving.batches import Batches, Full
+from bertjax.serving.batches import Batches, Ended, Full
 from bertjax.serving.endpoint import Endpoint, Limits, Refused, Request
 from bertjax.serving.methods import request_methods_of
 from bertjax.serving.page import key_page, page_of
 from bertjax.serving.routes import DESCRIPTIONS, computations_of, describe_paths
+
+CHARSETS = {"utf-8", "utf8", "us-ascii", "ascii", "utf-16", "iso-8859-1", "latin-1"}  # of the bodies of requests
+FAULT = "the server failed; the output of the server has the error"
+ENDED = "the server cannot compute any more; the output of the server has the error; restart the server"
 
 
 class Server:
@@ -34,7 +38,7 @@ class Server:
     def __init__(self, model: Model, limits: Limits, api_key: str | None = None):
         self._model, self._limits, self._api_key = model, limits, api_key
         self._methods = request_methods_of(model)
-        self._computations = computations_of(self._methods)
+        self._computations = computations_of(self._methods, model)
         self._registry = registry = prometheus_client.CollectorRegistry()
         counter, histogram = prometheus_client.Counter, prometheus_client.Histogram
         labels = ["path", "status"]
@@ -90,7 +94,7 @@ class Server:
             response = _error(endpoint, error.status, message)
         except Exception:
             traceback.print_exc()
-            response = _error(endpoint, 500, "the server failed; the output of the server has the error")
+            response = _error(endpoint, 500, FAULT)
         path = path if is_known else "other"
         self._requests.labels(path, response.status).inc()
         self._seconds.labels(path).observe(time.perf_counter() - began)
@@ -119,6 +123,8 @@ class Server:
     async def _health(self, request: web.Request) -> web.Response:
         methods = [name for name, method in self._methods.items() if not method.takes_one]
         about = {"status": "ok", "checkpoint": self._model.path, "methods": methods, "limits": self._limits._asdict()}
+        if not self._batches.is_working:
+            return web.json_response({**about, "status": "failed", "error": ENDED}, status=503)
         return web.json_response(about)
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -130,43 +136,52 @@ class Server:
     async def _compute(self, request: web.Request) -> web.Response:
         """Computes the results of a request, in the protocol whose inputs the request contains."""
         protocols = self._computations[request.path]
-        try:
-            content: Any = parse_texts(await request.text())
-        except (ValueError, LookupError):
-            content = None
+        content, mistake = await read_json_of(request)
         fields = content if isinstance(content, dict) else {}
         computation = next((protocol for protocol in protocols if protocol.field in fields), protocols[0])
         try:
             computation.check(self._model)
             if content is None:
-                raise Refused(400, f'the body must be JSON, such as {{"{computation.field}": ["..."]}}')
+                raise Refused(400, f'{mistake}, such as {{"{computation.field}": ["..."]}}')
             if computation.field not in fields:
                 raise Refused(400, f'the body must be a JSON object with "{computation.field}"')
+            if (count := computation.count(fields[computation.field])) > self._limits.texts:
+                message = f"{count} {computation.field}: a request may have at most {self._limits.texts}"
+                raise Refused(413, message)
             parsed = computation.read(fields, self._model)
-            results = await self._results(parsed, computation.field)
+            results = await self._results(parsed)
             self._texts.labels(request.path).inc(len(results))
             # Long answers are encoded in a thread, so that the server can answer other requests.
             body = await asyncio.to_thread(lambda: encoded(computation.answer(parsed, results, self._model)))
         except Refused as refused:
             return _error(computation, refused.status, str(refused))
+        except DamagedWeights as error:
+            return _error(computation, 500, str(error))
         except UserError as error:
             return _error(computation, 400, str(error))
+        except Ended:
+            return _error(computation, 500, ENDED)
+        except Exception:
+            traceback.print_exc()
+            return _error(computation, 500, FAULT)
         return web.Response(body=body, content_type="application/json")
 
-    async def _results(self, request: Request, field: str) -> list[Any]:
+    async def _results(self, request: Request) -> list[Any]:
         """Waits for the results of a request.
 
         Raises:
           Refused: if the request is too large, or if too many texts wait.
           UserError: if an input is wrong.
+          Ended: if the thread that computes has ended because of a fault.
         """
-        if len(request.inputs) > self._limits.texts:
-            raise Refused(413, f"{len(request.inputs)} {field}: a request may have at most {self._limits.texts}")
+        rows = list(map(request.method.rows, request.inputs))
+        if sum(rows) > self._limits.texts:
+            raise Refused(413, f"{sum(rows)} pairs of texts: a request may have at most {self._limits.texts}")
         sizes = list(map(request.method.size, request.inputs))
         if sum(sizes) > self._limits.characters:
             raise Refused(413, f"{sum(sizes):,} characters: a request may have at most {self._limits.characters:,}")
         try:
-            parts = self._batches.submit(request.method, request.inputs, sizes)
+            parts = self._batches.submit(request.method, request.inputs, sizes, rows)
         except Full:
             raise Refused(503, "too many texts wait; try again later") from None
         results: list[Any] = [None] * len(request.inputs)
@@ -179,6 +194,22 @@ class Server:
             for _, future in parts:
                 future.cancel()  # the parts that have not begun, if a part failed or the client is gone
         return results
+
+
+async def read_json_of(request: web.Request) -> tuple[Any, str]:
+    """Returns the body of a request as JSON; or None, and the beginning of a message about the mistake in the body.
+
+    The charset of the client is not looked up among the codecs of Python: a few of them need quadratic time.
+    """
+    charset = (request.charset or "utf-8").lower()
+    if charset not in CHARSETS:
+        return None, f"the header Content-Type has the charset {charset[:40]!r}; the body must be JSON in UTF-8"
+    try:
+        return parse_texts((await request.read()).decode(charset)), "the body must be JSON"
+    except web.RequestPayloadError:  # for example, the body is not gzip
+        return None, "the body cannot be read as its headers state; the body must be JSON without Content-Encoding"
+    except ValueError:
+        return None, "the body must be JSON"
 
 
 def _error(endpoint: Endpoint, status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:

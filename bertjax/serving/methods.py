@@ -13,7 +13,9 @@ from msgspec import Meta
 from bertjax.common.errors import UserError
 from bertjax.finetuning.classification import compute_logits
 from bertjax.finetuning.labels import label_type_of
+from bertjax.finetuning.tasks.swag import Swag
 from bertjax.inference.embedders import embedder_of
+from bertjax.inference.predictor import check_numbers
 from bertjax.inference.text_embedding import TextEmbedder
 from bertjax.library.model import Model
 from bertjax.models import families
@@ -23,7 +25,7 @@ from bertjax.reporting import insight
 MOST_TOKENS = 128  # the attention of longer texts is not shown
 CHARACTERS_OF_TOKEN = 4  # the number of characters that a token id of a request counts for
 CACHED_EMBEDDERS = 8
-Option = Annotated[int, Meta(ge=1, le=10_000)]
+Width = Annotated[int, Meta(ge=0, le=10_000)]  # 0 for all dimensions, as in `Model.embed`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +49,10 @@ class Method(abc.ABC):
     def size(self, value: Any) -> int:
         """Returns the length of an input in characters."""
         return count_characters(value)
+
+    def rows(self, value: Any) -> int:
+        """Returns the number of sequences that the model computes for an input; by default one."""
+        return 1
 
     def as_json(self, result: Any) -> Any:
         """Returns a result as a value of JSON; by default the result itself."""
@@ -75,6 +81,20 @@ class PredictMethod(Method):
     def compute(self, model: Model, inputs: Sequence[str | tuple[str, ...]]) -> list[Any]:
         """Returns the predictions of the task, such as labels, probabilities or a score."""
         return compute_by_parts(inputs, model.predict)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChoiceMethod(PredictMethod):
+    """Predicts the endings of sentences: tuples of a sentence and its endings. The model computes pairs of them."""
+
+    def size(self, value: str | tuple[str, ...]) -> int:
+        """Returns the length of all pairs (sentence, ending) in characters."""
+        repeated = 0 if isinstance(value, str) else (self.rows(value) - 1) * len(value[0])
+        return count_characters(value) + repeated
+
+    def rows(self, value: str | tuple[str, ...]) -> int:
+        """Returns the number of endings; 1 for a text without endings, which is answered with an error."""
+        return 1 if isinstance(value, str) else max(1, len(value) - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +144,7 @@ class EmbedMethod(Method):
     """Computes embeddings of texts, or of tuples of token ids. The options are the arguments of `Model.embed`."""
 
     prompt: str | None = None
-    width: Option = 0
+    width: Width = 0
     pool: str = ""
     layers: str = ""
 
@@ -206,6 +226,7 @@ class AttentionMethod(Method):
             if count > MOST_TOKENS:
                 raise UserError(f"the text has {count} tokens; attention is shown for up to {MOST_TOKENS}")
             tokens, probabilities = insight.attention(model.source, text)
+            check_numbers(probabilities)
             results[text] = {"pieces": tokens, "attention": np.rint(1000 * probabilities).astype(int).tolist()}
         return [results[text] for text in inputs]
 
@@ -230,7 +251,10 @@ def request_methods_of(model: Model) -> dict[str, type[Method]]:
         names.discard("predict")
     if isinstance(families.family_of(model.config), ExposesAttention):
         names.add("attention")
-    return {name: method for name, method in METHODS.items() if name in names}
+    methods = {name: method for name, method in METHODS.items() if name in names}
+    if "predict" in methods and model.source.architecture == Swag.architecture:
+        methods["predict"] = ChoiceMethod
+    return methods
 
 
 def compute_by_parts(inputs: Sequence[Any], compute: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from bertjax.library.model import Model
-from bertjax.serving.embeddings import Dimensions, Inputs, check_dimensions, inputs_of, require_embeddings
+from bertjax.serving.embeddings import Dimensions, Inputs, check_dimensions, count_inputs, inputs_of, require_embeddings
 from bertjax.serving.endpoint import Computation, Description, Endpoint, Limits, Request, convert
 from bertjax.serving.methods import Embedding, EmbedMethod
 
@@ -43,6 +43,10 @@ class Embeddings(OpenAI, Computation):
     def check(self, model: Model) -> None:
         """Raises `Refused` if the checkpoint was not trained for embeddings."""
         require_embeddings(model, 400)
+
+    def count(self, value: Any) -> int:
+        """Returns the number of texts or lists of token ids."""
+        return count_inputs(value)
 
     def read(self, content: dict[str, Any], model: Model) -> Request:
         """Returns the request."""

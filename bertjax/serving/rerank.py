@@ -68,7 +68,7 @@ class Rerank(Computation):
                 "relevance_score": scores[index],
                 **({"document": {"text": request.inputs[index][1]}} if returns_documents else {}),
             }
-            for index in descending(scores)[: body.top_n]
+            for index in ranking_of(results)[: body.top_n]
         ]
         meta = {
             "api_version": {"version": str(self._version)},
@@ -103,6 +103,12 @@ def relevance_scores(results: Sequence[TextScores]) -> list[float]:
     return scores
 
 
-def descending(scores: Sequence[float]) -> list[int]:
-    """Returns the indices of scores in descending order. Equal scores keep their order."""
-    return sorted(range(len(scores)), key=lambda index: -scores[index])
+def ranking_of(results: Sequence[TextScores]) -> list[int]:
+    """Returns the indices of pairs in descending order of the logits. The sigmoid is 1.0 for all logits above 37."""
+    return descending([result.logits[0] for result in results])
+
+
+def descending(logits: Sequence[float] | np.ndarray) -> list[int]:
+    """Returns the indices of logits `[logits]` in descending order. Equal logits keep their order."""
+    indices: list[int] = np.argsort(-np.asarray(logits), kind="stable").tolist()
+    return indices

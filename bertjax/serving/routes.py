@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
+from bertjax.library.model import Model
 from bertjax.serving import openai, rerank, text_embeddings_inference
-from bertjax.serving.endpoint import Computation, Description, MethodComputation
+from bertjax.serving.endpoint import Computation, Description, MethodComputation, Refused
 from bertjax.serving.methods import METHODS, Method
 
 # Protocols of other servers. Several protocols may share a path: the field with the inputs distinguishes them.
@@ -22,20 +23,29 @@ DESCRIPTIONS: dict[str, Description] = {
 PAGES = ("/", "/health", "/metrics", *DESCRIPTIONS)
 
 
-def computations_of(methods: dict[str, type[Method]]) -> dict[str, list[Computation]]:
+def computations_of(methods: dict[str, type[Method]], model: Model) -> dict[str, list[Computation]]:
     """Returns the protocols of each path of POST requests.
 
     Args:
       methods: the methods that the checkpoint supports, see `request_methods_of`. Requests for other methods of bertjax
-        are answered with an error.
+        are answered with an error, unless another protocol of the path supports the checkpoint.
+      model: the checkpoint.
     """
     paths = describe_paths(methods)
-    computations: dict[str, list[Computation]] = {
-        f"/{name}": [MethodComputation(name, methods.get(name), paths)] for name in METHODS | methods
-    }
-    for path, computation in COMPUTATIONS.items():
-        computations.setdefault(path, []).append(computation)
+    computations: dict[str, list[Computation]] = {path: [computation] for path, computation in COMPUTATIONS.items()}
+    for name in METHODS | methods:
+        protocols = computations.setdefault(f"/{name}", [])
+        if name in methods or not any(_supports(protocol, model) for protocol in protocols):
+            protocols.insert(0, MethodComputation(name, methods.get(name), paths))
     return computations
+
+
+def _supports(computation: Computation, model: Model) -> bool:
+    try:
+        computation.check(model)
+    except Refused:
+        return False
+    return True
 
 
 def describe_paths(methods: Iterable[str]) -> str:

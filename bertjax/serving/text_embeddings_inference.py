@@ -16,13 +16,14 @@ from bertjax.serving.embeddings import (
     Dimensions,
     Inputs,
     check_dimensions,
+    count_inputs,
     inputs_of,
     makes_embeddings,
     require_embeddings,
 )
 from bertjax.serving.endpoint import Computation, Description, Endpoint, Limits, Refused, Request, convert
 from bertjax.serving.methods import Embedding, EmbedMethod, LogitsMethod, TextScores
-from bertjax.serving.rerank import descending, pairs_of, relevance_scores, require_reranker
+from bertjax.serving.rerank import descending, pairs_of, ranking_of, relevance_scores, require_reranker
 
 UNSUPPORTED = 424  # the status for a checkpoint without the ability
 TOO_LONG = 422  # the status for a text that must not be truncated
@@ -60,6 +61,10 @@ class Embed(TextEmbeddingsInference, Computation):
     def check(self, model: Model) -> None:
         """Raises `Refused` if the checkpoint was not trained for embeddings."""
         require_embeddings(model, UNSUPPORTED)
+
+    def count(self, value: Any) -> int:
+        """Returns the number of texts or lists of token ids."""
+        return count_inputs(value)
 
     def read(self, content: dict[str, Any], model: Model) -> Request:
         """Returns the request."""
@@ -110,7 +115,7 @@ class Rerank(TextEmbeddingsInference, Computation):
         scores = [float(result.logits[0]) for result in results] if body.raw_scores else relevance_scores(results)
         return [
             {"index": index, "score": scores[index], **({"text": body.texts[index]} if body.return_text else {})}
-            for index in descending(scores)
+            for index in ranking_of(results)
         ]
 
 
@@ -137,6 +142,10 @@ class Predict(TextEmbeddingsInference, Computation):
                 f"classification, or a classifier of transformers",
             )
 
+    def count(self, value: Any) -> int:
+        """Returns the number of texts and pairs of texts."""
+        return len(value) if isinstance(value, list) and _is_batch(value) else 1
+
     def read(self, content: dict[str, Any], model: Model) -> Request:
         """Returns the request."""
         body = convert(content, PredictBody)
@@ -152,7 +161,9 @@ class Predict(TextEmbeddingsInference, Computation):
         labels, predictions = _labels_of(model, label_type), []
         for result in results:
             scores = _scores_of(label_type, result, request.body.raw_scores)
-            predictions.append([{"score": scores[index], "label": labels[index]} for index in descending(scores)])
+            predictions.append(
+                [{"score": scores[index], "label": labels[index]} for index in descending(result.logits)]
+            )
         return predictions if _is_batch(request.body.inputs) else predictions[0]
 
 

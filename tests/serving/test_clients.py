@@ -4,12 +4,14 @@ import base64
 import concurrent.futures
 import contextlib
 import dataclasses
+import gzip
 import json
 import threading
 import time
 import urllib.error
 import urllib.request
 
+import jax
 import numpy as np
 import pytest
 
@@ -19,9 +21,10 @@ from bertjax.config import experiments
 from bertjax.finetuning.metrics import l2_normalize
 from bertjax.interop import sentence_transformers
 from bertjax.reranking.ranking import Ranker
-from bertjax.serving import access
+from bertjax.serving import access, endpoint, rerank, text_embeddings_inference
 from bertjax.serving import http as serving_http
-from bertjax.serving.methods import EmbedMethod
+from bertjax.serving import openai as openai_protocol
+from bertjax.serving.methods import EmbedMethod, TextScores
 from tests.interop.test_golden import GOLDEN
 from tests.processes import ROOT
 from tests.processes import run as command
@@ -171,6 +174,22 @@ def test_rankings_of_all_protocols_agree_with_the_library(models, servers):
     assert [1 / (1 + np.exp(-each["score"])) for each in raw] == pytest.approx(scores, abs=1e-5)
 
 
+def test_documents_and_labels_are_sorted_by_the_logit(models):
+    """The sigmoid and the softmax of large logits are equal to 1.0."""
+    logits = [50.0, 40.0, 60.0]
+    results = [TextScores(np.array([logit], np.float32), 3, False) for logit in logits]
+    for protocol in (rerank.Rerank(version=1), text_embeddings_inference.Rerank()):
+        request = protocol.read({"query": "a", protocol.field: ["b", "c", "d"]}, models["reranker"])
+        answer = protocol.answer(request, results, models["reranker"])
+        ranking = answer["results"] if isinstance(answer, dict) else answer
+        assert [ranked["index"] for ranked in ranking] == [2, 0, 1]
+        assert {ranked.get("relevance_score", ranked.get("score")) for ranked in ranking} == {1.0}
+    request = text_embeddings_inference.Predict().read({"inputs": "a"}, models["classifier"])
+    scores = [TextScores(np.array([-900, 0, -800], np.float32), 3, False)]
+    labels = text_embeddings_inference.Predict().answer(request, scores, models["classifier"])
+    assert [label["label"] for label in labels] == ["court", "none", "sea"]
+
+
 def _encoded_pairs(model):
     encode = model.tokenizer.encode
     return [(encode(QUERY).ids, encode(document).ids) for document in DOCUMENTS]
@@ -189,6 +208,7 @@ def test_embed_of_text_embeddings_inference(models, servers):
     np.testing.assert_allclose(named, model.embed(TEXTS, prompt="document"), atol=1e-5)
     assert len(post(url, {"inputs": TEXTS[0], "dimensions": 4})[1][0]) == 4
     assert post(url, {"texts": TEXTS})[1].keys() == {"results"}  # the form of bertjax
+    assert post(url, {"texts": TEXTS, "width": 0}) == post(url, {"texts": TEXTS})
 
 
 def test_normalize_of_text_embeddings_inference(models):
@@ -264,6 +284,7 @@ def test_info_and_models_describe_the_checkpoint(models, servers, kind, model_ty
         ("run", "v1/embeddings", {"input": "a", "dimensions": 0}, 400, "dimensions: expected `int` >= 1"),
         ("run", "v1/embeddings", {"input": "a", "model": 3}, 400, "model: expected `str | null`, got `int`"),
         ("run", "v1/embeddings", {"input": ["a"] * 9}, 413, "9 input: a request may have at most 8"),
+        ("run", "v1/embeddings", {"input": [*[5] * 9, "a"]}, 400, "input[0] = 5: must be a text or a list"),
         ("run", "v1/embeddings", {"input": [2, *[5] * 600, 3]}, 413, "2,408 characters: a request may have at most"),
         ("run", "v1/embeddings", {"input": "a" * 200_000}, 413, "at most 2,000 characters"),
         ("reranker", "v1/embeddings", {"input": "a"}, 400, "cannot compute embeddings"),
@@ -284,6 +305,10 @@ def test_info_and_models_describe_the_checkpoint(models, servers, kind, model_ty
         ("classifier", "predict", {"inputs": ["a", "b", "c"]}, 400, "must be a text, a pair of texts"),
         ("classifier", "predict", {"inputs": [["a"], "b"]}, 400, "must be a text, a pair of texts"),
         ("classifier", "predict", {"inputs": []}, 400, "must be a text, a pair of texts"),
+        ("classifier", "predict", {}, 400, 'a JSON object with "inputs"'),
+        ("classifier", "predict", {"input": "a"}, 400, 'a JSON object with "inputs"'),
+        ("classifier", "predict", {"texts": ["a"]}, 400, 'a JSON object with "inputs"'),
+        ("reranker", "predict", b"{", 400, 'must be JSON, such as {"inputs"'),
         ("run", "predict", {"inputs": "a"}, 424, "cannot classify texts"),
     ],
 )  # fmt: skip
@@ -300,6 +325,71 @@ def test_errors_have_the_form_of_the_protocol(servers, kind, path, content, stat
         text = answer["error"]
         assert answer == {"error": text, "error_type": "Backend" if status == 424 else "Validation"}
     assert response_status == status and message in text and "\n" not in text
+
+
+BODY = json.dumps({"input": "the ship"})
+
+
+@pytest.mark.parametrize(
+    "headers, body, status, message",
+    [
+        ({"Content-Type": "application/json; charset=punycode"}, b"a" * 20_000, 400, "the charset 'punycode'"),
+        ({"Content-Type": "application/json; charset=idna"}, b"a" * 20_000, 400, "must be JSON in UTF-8"),
+        ({"Content-Type": "application/json; charset=UTF-8"}, BODY.encode(), 200, ""),
+        ({"Content-Type": "application/json; charset=utf-16"}, BODY.encode("utf-16"), 200, ""),
+        ({"Content-Encoding": "gzip"}, gzip.compress(BODY.encode(), mtime=0), 200, ""),
+        ({"Content-Encoding": "gzip"}, BODY.encode(), 400, "without Content-Encoding"),
+        ({"Content-Encoding": "deflate"}, BODY.encode(), 400, "without Content-Encoding"),
+        ({"Content-Encoding": "gzip"}, gzip.compress(BODY.encode(), mtime=0)[:-12], 400, "must be JSON"),
+    ],
+)
+def test_bodies_are_read_in_utf_8_and_decompressed(servers, capfd, headers, body, status, message):
+    request = urllib.request.Request(f"{servers['run']}/v1/embeddings", body, headers)
+    try:
+        response = urllib.request.urlopen(request, timeout=60)
+    except urllib.error.HTTPError as error:
+        response = error
+    answer = json.load(response)
+    assert response.status == status and message in answer.get("error", {}).get("message", "")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "kind, requests",
+    [
+        ("run", {"v1/embeddings": {"input": "a"}, "embed": {"inputs": "a"}}),
+        ("reranker", {"v2/rerank": {"query": "a", "documents": ["b"]}, "rerank": {"query": "a", "texts": ["b"]}}),
+        ("classifier", {"predict": {"inputs": "a"}, "classify": {"texts": "a"}}),
+        ("fill_mask", {"fill_mask": {"texts": "[MASK]"}, "attention": {"texts": "a"}}),
+    ],
+)
+def test_damaged_weights_are_an_error_of_the_server(models, kind, requests):
+    source = models[kind].source
+    damaged = dataclasses.replace(source, params=jax.tree.map(lambda x: np.full_like(x, np.nan), source.params))
+    with serving_here(serving_http.Server(bertjax.Model(damaged), LIMITS)) as url:
+        answers = [post(f"{url}/{path}", content) for path, content in requests.items()]
+    assert [status for status, _ in answers] == [500, 500]
+    assert all("outputs are NaN" in json.dumps(answer) for _, answer in answers)
+    if kind == "classifier":
+        assert answers[0][1]["error_type"] == "Backend"
+
+
+@pytest.mark.parametrize(
+    "kind, path, field, value",
+    [
+        ("run", "v1/embeddings", "input", [[2, 3]]),
+        ("run", "embed", "inputs", [[2, 3]]),
+        ("run", "embed", "texts", ["a"]),
+        ("classifier", "predict", "inputs", [["a", "b"]]),
+        ("reranker", "v1/rerank", "documents", ["a"]),
+        ("reranker", "rerank", "texts", ["a"]),
+    ],
+)
+def test_too_many_inputs_are_refused_before_their_conversion(servers, monkeypatch, kind, path, field, value):
+    for module in (endpoint, openai_protocol, rerank, text_embeddings_inference):
+        monkeypatch.setattr(module, "convert", None)
+    status, answer = post(f"{servers[kind]}/{path}", {"query": "a", field: value * 2000})
+    assert status == 413 and f"2000 {field}: a request may have at most 8" in json.dumps(answer)
 
 
 def test_a_wrong_http_method_has_the_form_of_the_protocol(servers):

@@ -233,7 +233,7 @@ def test_the_command_reports_mistakes_in_one_line(flag, message, checkpoint, ser
 # Checkpoints with other heads, each with a server in this process.
 
 QUESTION, CONTEXT = "the ship saw .", "a captain left the whale"
-LIMITS = serving_http.Limits(texts=4, waiting=4)
+LIMITS = serving_http.Limits(texts=5, waiting=5)
 
 
 @contextlib.contextmanager
@@ -326,13 +326,88 @@ def test_server_answers_equal_the_library(learnt, method):
     assert f'bertjax_requests_total{{path="/{method}",status="200"}} 2.0' in metrics_of(url)
     with urllib.request.urlopen(f"{url}/health") as answer:
         health = json.load(answer)
-    methods, limits = list(dict.fromkeys([method, "embed"])), dict(texts=4, characters=100_000, batch=32, waiting=4)
+    methods, limits = list(dict.fromkeys([method, "embed"])), dict(texts=5, characters=100_000, batch=32, waiting=5)
     assert health == {"status": "ok", "checkpoint": model.path, "methods": methods, "limits": limits}
 
 
 def test_non_finite_numbers_are_null_in_json():
     answer = {"null_odds": float("inf"), "probabilities": [0.5, float("nan")], "answer": "é"}
     assert json.loads(serving_http.encoded(answer)) == {"null_odds": None, "probabilities": [0.5, None], "answer": "é"}
+
+
+class Panic(BaseException):
+    """Like the `PanicException` of the tokenizers library."""
+
+
+def test_an_error_that_is_no_exception_fails_one_request_and_the_server_stays(learnt, monkeypatch):
+    class Echo(Method):
+        def compute(self, model, inputs):
+            if "panic" in inputs:
+                raise Panic("panicked")
+            if "exit" in inputs:
+                raise SystemExit
+            return inputs
+
+    monkeypatch.setattr(serving_http, "request_methods_of", lambda model: {"echo": Echo})
+    with serving_here(serving_http.Server(learnt["tag"][0], LIMITS)) as url:
+        failed = (500, {"error": serving_http.FAULT})
+        assert [post(f"{url}/echo", {"texts": [text]}) for text in ("panic", "a", "panic")] == [
+            failed, (200, {"results": ["a"]}), failed,
+        ]  # fmt: skip
+        assert post(f"{url}/health", {})[0] == 405 and urllib.request.urlopen(f"{url}/health").status == 200
+        for text in ("exit", "a"):  # the thread has ended
+            assert post(f"{url}/echo", {"texts": [text]}) == (500, {"error": serving_http.ENDED})
+        with pytest.raises(urllib.error.HTTPError) as unhealthy:
+            urllib.request.urlopen(f"{url}/health")
+        assert unhealthy.value.code == 503 and json.load(unhealthy.value)["status"] == "failed"
+
+
+def test_each_ending_of_a_sentence_counts_with_the_sentence(learnt):
+    url = learnt["predict"][1] + "/predict"
+    status, answer = post(url, {"texts": [["a", "b", "c", "d"], ["a", "b", "c", "d"]]})
+    assert status == 413 and answer["error"] == "6 pairs of texts: a request may have at most 5"
+    status, answer = post(url, {"texts": [["a" * 40_000, "b", "c", "d"]]})
+    assert status == 413 and answer["error"] == "120,003 characters: a request may have at most 100,000"
+    status, answer = post(url, {"texts": "a"})
+    assert status == 400 and "sentence ||| ending" in answer["error"]
+
+
+def test_rows_limit_the_inputs_that_are_computed_together():
+    seen: list[list[str]] = []
+    batches = Batches(lambda key, inputs: seen.append(inputs) or inputs, most=4, waiting=12)
+    parts = batches.submit("a", ["x", "y", "z", "w"], [1] * 4, [3, 1, 2, 6])
+    assert [(places, future.result(10)) for places, future in parts] == [
+        ([0, 1], ["x", "y"]),
+        ([2], ["z"]),
+        ([3], ["w"]),
+    ]
+    with pytest.raises(Full):
+        batches.submit("a", ["v"], [1], [13])
+    batches.close()
+    assert batches.count == 0 and seen == [["x", "y"], ["z"], ["w"]]
+
+
+def test_inputs_of_canceled_requests_leave_the_queue():
+    began, hold, seen = threading.Event(), threading.Event(), []
+
+    def compute(key, inputs):
+        began.set()
+        hold.wait(60)
+        seen.extend(inputs)
+        return inputs
+
+    batches = Batches(compute, most=4, waiting=4)
+    first = batches.submit("a", ["first"], [5])[0][1]
+    assert began.wait(60)
+    left = batches.submit("a", [*"xyzw"], [1] * 4)[0][1]
+    with pytest.raises(Full):
+        batches.submit("a", ["v"], [1])
+    assert left.cancel() and not first.cancel() and batches.count == 0
+    kept = batches.submit("a", [*"stuv"], [1] * 4)[0][1]
+    hold.set()
+    assert first.result(60) == ["first"] and kept.result(60) == [*"stuv"]
+    batches.close()
+    assert batches.count == 0 and seen == ["first", *"stuv"]
 
 
 def test_a_full_queue_refuses_requests_and_answers_waiting_requests(learnt, monkeypatch):
@@ -345,7 +420,7 @@ def test_a_full_queue_refuses_requests_and_answers_waiting_requests(learnt, monk
             return inputs
 
     monkeypatch.setattr(serving_http, "request_methods_of", lambda model: {"echo": Echo})
-    server = serving_http.Server(learnt["tag"][0], LIMITS)
+    server = serving_http.Server(learnt["tag"][0], LIMITS._replace(waiting=4))
     with serving_here(server) as url, concurrent.futures.ThreadPoolExecutor(2) as pool:
         try:
             first = pool.submit(post, f"{url}/echo", {"texts": ["now"]})
@@ -361,6 +436,38 @@ def test_a_full_queue_refuses_requests_and_answers_waiting_requests(learnt, monk
             hold.set()
         assert first.result() == (200, {"results": ["now"]})
         assert waiting.result() == (200, {"results": [*"abcd"]})
+
+
+def test_texts_of_a_client_that_has_gone_wait_no_longer(learnt, monkeypatch):
+    began, hold = threading.Event(), threading.Event()
+
+    class Echo(Method):
+        def compute(self, model, inputs):
+            began.set()
+            hold.wait(60)
+            return inputs
+
+    def wait_for(line):
+        deadline = time.monotonic() + 60
+        while line not in metrics_of(url):
+            assert time.monotonic() < deadline
+
+    monkeypatch.setattr(serving_http, "request_methods_of", lambda model: {"echo": Echo})
+    with (
+        serving_here(serving_http.Server(learnt["tag"][0], LIMITS)) as url,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        try:
+            first = pool.submit(post, f"{url}/echo", {"texts": ["now"]})
+            assert began.wait(60)
+            client = http.client.HTTPConnection(url.removeprefix("http://"))
+            client.request("POST", "/echo", json.dumps({"texts": [*"abcd"]}))
+            wait_for("bertjax_texts_waiting 4.0")
+            client.close()
+            wait_for("bertjax_texts_waiting 0.0")
+        finally:
+            hold.set()
+        assert first.result() == (200, {"results": ["now"]})
 
 
 def test_inputs_of_similar_length_are_batched_and_answered_separately():
