@@ -74,6 +74,13 @@ class PairEncoder:
             return [min(self.room, query + document) + self.special]
         return [len(a) + len(b) + self.special for a, b in self.parts(range(query), range(document))]
 
+    def all_sizes(self, queries: np.ndarray, documents: np.ndarray) -> np.ndarray:
+        """Returns the number of tokens of all sequences of pairs with these numbers of tokens, `[sequences]`."""
+        if not self.windows.combine:
+            return np.minimum(self.room, queries + documents) + self.special
+        sizes = map(self.sizes, queries.tolist(), documents.tolist())
+        return np.fromiter(itertools.chain.from_iterable(sizes), np.int64)
+
     def encode(self, query: Sequence[int], document: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields the ids and the token types of each sequence of a pair."""
         for first, second in self.parts(query, document):
@@ -225,12 +232,7 @@ class ListExamples(Examples):
 
     def sizes(self, pairs: Pairs) -> np.ndarray:
         """Returns the number of tokens of each sequence of pairs, `[sequences]`."""
-        if not self.encoder.windows.combine:
-            tokens = self._query_tokens[pairs.queries] + self._document_tokens[pairs.documents]
-            return np.minimum(self.encoder.room, tokens) + self.encoder.special
-        lengths = zip(pairs.queries, pairs.documents)
-        sizes = (self.encoder.sizes(len(self.query_ids[i]), len(self.document_ids[j])) for i, j in lengths)
-        return np.fromiter(itertools.chain.from_iterable(sizes), np.int64)
+        return self.encoder.all_sizes(self._query_tokens[pairs.queries], self._document_tokens[pairs.documents])
 
 
 class ListOrder(Order):

@@ -54,6 +54,10 @@ class SampleEncoder(PairEncoder):
         """Returns the length of the sequence."""
         return [len(self.input_ids)]
 
+    def all_sizes(self, queries: np.ndarray, documents: np.ndarray) -> np.ndarray:
+        """Returns the length of the sequence for each pair."""
+        return np.full(len(queries), len(self.input_ids))
+
     def encode(self, query: Sequence[int], document: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields the sequence."""
         yield self.input_ids, np.zeros_like(self.input_ids)
