@@ -22,8 +22,8 @@ from bertjax.finetuning.metrics import comparable
 
 REMEDIES = {  # {reason to reject a candidate: fix}
     "nearer than the margin allows": "lower --margin, or raise --last",
-    "above the highest allowed score": "raise --max_score or --last",
-    "below the lowest allowed score": "lower --min_score",
+    "above the highest allowed cosine": "raise --max_score or --last",
+    "below the lowest allowed cosine": "lower --min_score",
 }
 MARGIN, MOST, LEAST = REMEDIES
 MORE_DOCUMENTS = "name more documents with --corpus, or lower --negatives or --first"

@@ -82,7 +82,7 @@ def test_the_lines_name_the_scores_of_the_reranker(tmp_path):
     mined = mining.mine_negatives(search(), *embeddings(), choice, reranker=Reranker())
     lines = list(mining.write_negatives(tmp_path / "mined.csv", search(), mined, choice))
     assert lines[-1] == "mean reranker's scores: 0.800 of positives, 0.575 of negatives"
-    assert "2 were above the highest allowed score" in lines[1]
+    assert "2 were above the highest allowed reranker's score" in lines[1]
 
 
 def test_interrupted_reranking_resumes_after_finished_queries(tmp_path, monkeypatch):

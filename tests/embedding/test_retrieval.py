@@ -144,7 +144,7 @@ def test_mining_warns_of_probable_mistakes(search, vectors, tmp_path):
 
     for choice, why in (
         (Choice(last=500, margin=1.1), "dropped candidates were nearer than the margin allows; lower"),
-        (Choice(last=9, most=0.45), "dropped candidates were above the highest allowed score; raise --max_score"),
+        (Choice(last=9, most=0.45), "dropped candidates were above the highest allowed cosine; raise --max_score"),
         (Choice(DOCUMENTS - 1, last=DOCUMENTS), "there are too few documents; name more documents with --corpus"),
     ):
         rows, (dropped, *_) = lines(choice)
