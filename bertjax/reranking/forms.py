@@ -18,6 +18,8 @@ from bertjax.finetuning.labels import NumberLabel
 from bertjax.finetuning.tasks.squad import VERSIONS
 from bertjax.reranking import trec
 
+NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+
 
 class RankingList(NamedTuple):
     """A query with documents.
@@ -46,17 +48,17 @@ class ListSet(NamedTuple):
 
     lists: Sequence[RankingList]
     is_ranked: bool = False
-    skipped: Mapping[str, int] = types.MappingProxyType({})
+    skipped: Mapping[str, int] = NOTHING
 
 
 class ListForm(FileForm, abc.ABC):
     """The form of the lists of a set.
 
     Attributes:
-      has_grades: whether the file has grades, so that column `label` is not needed.
+      needs_label: whether the column `label` has the grades.
     """
 
-    has_grades: ClassVar[bool] = False
+    needs_label: ClassVar[bool] = False
 
     @abc.abstractmethod
     def read(self, path: epath.Path, columns: Sequence[str], label: str, candidates: str) -> ListSet:
@@ -112,7 +114,7 @@ class LabelledDocuments(ListForm):
 
     columns = range(2, 3)
     needs = "must name two columns: query, document"
-    has_grades = True
+    needs_label = True
 
     def read(self, path: epath.Path, columns: Sequence[str], label: str, candidates: str) -> ListSet:
         """Reads the rows of a table."""
@@ -125,9 +127,7 @@ class LabelledDocuments(ListForm):
                     f"{row.where}: {label} is {grade:g}, but an earlier row of this query and document has "
                     f"{graded[document]:g}; keep one row"
                 )
-        return ListSet(
-            [RankingList(query, tuple(graded), tuple(graded.values())) for query, graded in documents.items()]
-        )
+        return ListSet([_ranking(query, graded) for query, graded in documents.items()])
 
 
 class DocumentLists(ListForm):
@@ -136,7 +136,7 @@ class DocumentLists(ListForm):
     columns = range(2, 3)
     needs = "must name two columns: the query, and the list of documents"
     files = ("{}.jsonl",)
-    has_grades = True
+    needs_label = True
 
     def read(self, path: epath.Path, columns: Sequence[str], label: str, candidates: str) -> ListSet:
         """Reads the rows of a .jsonl."""
@@ -162,7 +162,6 @@ class RerankingSamples(ListForm):
     """
 
     files = ("{}.jsonl",)
-    has_grades = True
 
     def read(self, path: epath.Path, columns: Sequence[str], label: str, candidates: str) -> ListSet:
         """Reads the rows of a .jsonl."""
@@ -184,7 +183,7 @@ class RerankingSamples(ListForm):
         return ListSet(lists, "documents" in names)
 
 
-class SquadQuestions(ListForm):
+class SquadLists(ListForm):
     """A question and the paragraph with its answer, in a file of SQuAD's format."""
 
     files = tuple(f"{{}}-{version}.json" for version in VERSIONS)
@@ -198,7 +197,7 @@ class SquadQuestions(ListForm):
         return ListSet(lists, skipped={"questions without an answer": len(questions) - len(lists)})
 
 
-class Beir(ListForm):
+class BeirLists(ListForm):
     """Queries, documents and relevance grades in a folder of BEIR's format.
 
     A list has the candidates of a query, or without candidates its judged documents.
@@ -206,7 +205,6 @@ class Beir(ListForm):
 
     files = ("qrels/{}.tsv",)
     has_ids = True
-    has_grades = True
 
     def read(self, path: epath.Path, columns: Sequence[str], label: str, candidates: str) -> ListSet:
         """Reads the queries that have a relevant document."""
@@ -247,7 +245,8 @@ class Beir(ListForm):
         return ListSet(lists, bool(candidates), skipped)
 
 
-def _ranking(query: str, graded: Mapping[str, float], missing: Mapping[str, float]) -> RankingList:
+def _ranking(query: str, graded: Mapping[str, float], missing: Mapping[str, float] = NOTHING) -> RankingList:
+    """Returns a list from {document: grade}."""
     return RankingList(query, tuple(graded), tuple(graded.values()), tuple(missing.items()))
 
 
@@ -256,8 +255,8 @@ FORMS: dict[str, ListForm] = {
     "labelled": LabelledDocuments(),
     "lists": DocumentLists(),
     "rerank": RerankingSamples(),
-    "squad": SquadQuestions(),
-    "search": Beir(),
+    "squad": SquadLists(),
+    "search": BeirLists(),
 }
 
 
@@ -281,7 +280,7 @@ def _make_list(
             )
     if not graded:
         raise UserError(f"{where}: the list of documents is empty; a list needs at least one document")
-    return RankingList(query, tuple(graded), tuple(graded.values()))
+    return _ranking(query, graded)
 
 
 def _split(label: str) -> list[str]:

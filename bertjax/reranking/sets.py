@@ -36,7 +36,7 @@ class ListSource(Source):
         super().validate(forms)
         form = FORMS[self.form]
         needs = "must name the column of the grades"
-        self.require(bool(self.label) or not (form.has_grades and form.columns), "label", needs)
+        self.require(bool(self.label) or not form.needs_label, "label", needs)
         with_ids = "a run file names documents by ids, which only form=search has; leave the field out"
         self.require(not self.candidates or form.has_ids, "candidates", with_ids)
 
