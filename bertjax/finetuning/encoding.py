@@ -105,16 +105,31 @@ def encode_windows(
     divided = tokenizer.encode_ids(firsts if seconds is None else seconds)
     input_ids, token_types, owners, lost = [], [], [], []
     for number, (first, ids) in enumerate(zip(prefixes, divided)):
-        kept = first[: max(room // 2, room - len(ids))]
-        lost.append(len(first) - len(kept))
-        for start in window_starts(len(ids), room - len(kept), stride):
-            window = ids[start : start + room - len(kept)]
+        windows = pair_windows(first, ids, room, stride)
+        lost.append(len(first) - len(windows[0][0]))
+        for kept, window in windows:
             framed = tokenizer.framed(kept, window) if is_pair else tokenizer.framed(window)
             of_second = len(window) + len(tokenizer.end) if is_pair else 0
             input_ids.append(np.array(framed, np.int32))
             token_types.append(tokenizer.token_types(len(framed), of_second))
             owners.append(number)
     return EncodedWindows(input_ids, token_types, np.array(owners), lost)
+
+
+def pair_windows(
+    first: Sequence[int], second: Sequence[int], room: int, stride: int
+) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """Returns the ids of the first text, truncated to half of the room, with each window of the second text.
+
+    Args:
+      first: the ids of the first text; empty without pairs.
+      second: the ids of the text that is divided.
+      room: the number of tokens of both texts of a window.
+      stride: the number of tokens from the beginning of a window to the beginning of the next window.
+    """
+    kept = first[: max(room // 2, room - len(second))]
+    size = room - len(kept)
+    return [(kept, second[start : start + size]) for start in window_starts(len(second), size, stride)]
 
 
 def window_starts(tokens: int, room: int, stride: int) -> list[int]:

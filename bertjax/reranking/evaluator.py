@@ -11,7 +11,7 @@ import numpy as np
 from bertjax.finetuning.classification import Windows
 from bertjax.inference.task import Split
 from bertjax.reranking.forms import ListSet, RankingList
-from bertjax.reranking.lists import ListExamples, Pairs
+from bertjax.reranking.lists import ListExamples, StepPairs
 from bertjax.reranking.metrics import mean_metrics
 from bertjax.training.checkpoints import workdir
 
@@ -67,7 +67,7 @@ def make_split(lists: ListSet, examples: ListExamples) -> RankedLists:
     """
     sizes = [len(documents) for documents in examples.list_documents]
     numbers = np.repeat(np.arange(len(examples)), sizes)
-    pairs = Pairs(
+    pairs = StepPairs(
         numbers,
         np.concatenate([np.arange(size) for size in sizes]),
         examples.list_queries[numbers],

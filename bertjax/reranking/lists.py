@@ -27,7 +27,7 @@ from bertjax.data.loading.examples import (
 )
 from bertjax.distributed.mesh import Rows
 from bertjax.finetuning.classification import Windows
-from bertjax.finetuning.encoding import truncate_pair, window_starts
+from bertjax.finetuning.encoding import pair_windows, truncate_pair
 from bertjax.text.tokenizer import Tokenizer
 
 NO_WINDOWS = Windows()
@@ -63,10 +63,7 @@ class PairEncoder:
         """Returns the truncated pair, or the pairs of the query and each window of the document."""
         if not self.windows.combine:
             return [truncate_pair(query, document, self.room, longer_keeps_more=True)]
-        kept = query[: max(self.room // 2, self.room - len(document))]
-        size = self.room - len(kept)
-        starts = window_starts(len(document), size, self.windows.stride)
-        return [(kept, document[start : start + size]) for start in starts]
+        return pair_windows(query, document, self.room, self.windows.stride)
 
     def sizes(self, query: int, document: int) -> list[int]:
         """Returns the number of tokens of each sequence of texts with these numbers of tokens."""
@@ -88,7 +85,7 @@ class PairEncoder:
             yield ids, self.tokenizer.token_types(len(ids), len(second) + len(self.tokenizer.end))
 
 
-class Pairs(NamedTuple):
+class StepPairs(NamedTuple):
     """The pairs of a step, `[pairs]` each.
 
     Attributes:
@@ -140,7 +137,7 @@ class ListExamples(Examples):
     @functools.cached_property
     def lengths(self) -> np.ndarray:
         """The number of tokens of the longest sequence of each list, `[lists]`."""
-        return np.array([max(itertools.chain(*self._sizes_of(number))) for number in range(len(self))], np.int64)
+        return np.array([self.sizes_of_list(number).max() for number in range(len(self))], np.int64)
 
     @functools.cached_property
     def longest_list(self) -> int:
@@ -163,9 +160,10 @@ class ListExamples(Examples):
     def _document_tokens(self) -> np.ndarray:
         return np.array(list(map(len, self.document_ids)), np.int64)
 
-    def _sizes_of(self, number: int) -> Iterator[list[int]]:
-        query = len(self.query_ids[self.list_queries[number]])
-        return (self.encoder.sizes(query, len(self.document_ids[i])) for i in self.list_documents[number])
+    def sizes_of_list(self, number: int) -> np.ndarray:
+        """Returns the number of tokens of each sequence of a list, without in-batch negatives, `[sequences]`."""
+        documents = self._document_tokens[self.list_documents[number]]
+        return self.encoder.all_sizes(np.full_like(documents, self._query_tokens[self.list_queries[number]]), documents)
 
     def identifying_arrays(self) -> Iterator[np.ndarray]:
         """Yields the ids of the queries and documents, and the query and the documents of each list."""
@@ -180,7 +178,7 @@ class ListExamples(Examples):
         """Returns the assignment of the lists to the batches, see `Examples.make_order`."""
         return ListOrder(self, batch_size, seed, longest, multiple, packs)
 
-    def pairs_of(self, numbers: np.ndarray, rng: np.random.Generator) -> Pairs:
+    def pairs_of(self, numbers: np.ndarray, rng: np.random.Generator) -> StepPairs:
         """Returns the pairs of some lists, with in-batch negatives.
 
         Args:
@@ -193,21 +191,21 @@ class ListExamples(Examples):
             query, documents = self.list_queries[number], self.list_documents[number]
             grades = self.grades[number]
             if self.negatives:
-                own = self.relevant[int(query)]
-                others = np.array([document for document in candidates.tolist() if document not in own], np.int64)
-                drawn = rng.permutation(others)[: self.negatives]
+                relevant = self.relevant[int(query)]
+                allowed = [document for document in candidates.tolist() if document not in relevant]
+                drawn = rng.permutation(np.array(allowed, np.int64))[: self.negatives]
                 documents = np.concatenate([documents, drawn])
                 grades = np.concatenate([grades, np.zeros(len(drawn), np.float32)])
             count = len(documents)
             places = np.full(count, slot), np.arange(count), np.full(count, query)
             chunks.append((*places, documents, grades))
-        return Pairs(*map(np.concatenate, zip(*chunks)))
+        return StepPairs(*map(np.concatenate, zip(*chunks)))
 
-    def encoded(self, pairs: Pairs) -> Examples:
+    def encoded(self, pairs: StepPairs) -> Examples:
         """Returns the sequences of pairs as examples, see `encoded_with_owners`."""
         return self.encoded_with_owners(pairs)[0]
 
-    def encoded_with_owners(self, pairs: Pairs) -> tuple[Examples, np.ndarray]:
+    def encoded_with_owners(self, pairs: StepPairs) -> tuple[Examples, np.ndarray]:
         """Returns the sequences of pairs as examples, and the number of the pair of each sequence.
 
         The labels are `[sequences, 3]` float32: the list in the batch, the position of the document in the list, and
@@ -226,11 +224,11 @@ class ListExamples(Examples):
         """Returns the number of pairs whose texts are longer than a sequence; 0 with windows of documents."""
         if self.encoder.windows.combine:
             return 0
-        lengths = np.array([len(ids) for ids in self.document_ids])
-        rooms = self.encoder.room - np.array([len(ids) for ids in self.query_ids])[self.list_queries]
-        return int(sum((lengths[numbers] > room).sum() for numbers, room in zip(self.list_documents, rooms)))
+        rooms = self.encoder.room - self._query_tokens[self.list_queries]
+        counts = ((self._document_tokens[i] > room).sum() for i, room in zip(self.list_documents, rooms))
+        return int(sum(counts))
 
-    def sizes(self, pairs: Pairs) -> np.ndarray:
+    def sizes(self, pairs: StepPairs) -> np.ndarray:
         """Returns the number of tokens of each sequence of pairs, `[sequences]`."""
         return self.encoder.all_sizes(self._query_tokens[pairs.queries], self._document_tokens[pairs.documents])
 
@@ -256,7 +254,7 @@ class ListOrder(Order):
         self._permutation = functools.lru_cache(2)(self._permute)
         self._row = self._choose_row() if packs else None
 
-    def pairs(self, step: int) -> Pairs:
+    def pairs(self, step: int) -> StepPairs:
         """Returns the pairs of a step, counted from 0."""
         if self._row is None:
             numbers = self._by_length.rows(step)
@@ -285,8 +283,7 @@ class ListOrder(Order):
                 continue
             bins = self._bins(step, sizes)
             count, order = self._round_up(bins.max() + 1), np.argsort(bins, kind="stable")
-            starts = np.cumsum(sizes[order]) - sizes[order]
-            starts -= starts[np.searchsorted(bins[order], bins[order])]
+            starts = packing.starts_in_rows(bins[order], sizes[order])
             batch, host_rows = sequences.packed(order, bins[order], starts, count, self._row), rows(count)
             yield batch if len(host_rows) == count else take_rows(batch, host_rows)
 
@@ -302,7 +299,7 @@ class ListOrder(Order):
         """Returns the size of packed rows, from the sequences of the first lists."""
         examples, sizes = self._examples, list[int]()
         for number in range(len(examples)):
-            sizes += itertools.chain(*examples._sizes_of(number))
+            sizes += examples.sizes_of_list(number).tolist()
             if len(sizes) >= SAMPLED_PAIRS:
                 break
         # An in-batch negative can be the longest document, for the longest query.

@@ -438,8 +438,7 @@ def packed_evaluation(
     count = packing.round_up(min(needed, batch_size * EVALUATED_TOKENS / row.tokens), multiple)
     order = np.argsort(rows, kind="stable")
     rows, tokens = rows[order], examples.tokens[order]
-    starts = np.cumsum(tokens) - tokens
-    starts -= starts[np.searchsorted(rows, rows)]
+    starts = packing.starts_in_rows(rows, tokens)
     for first in range(0, rows[-1] + 1, count):
         in_batch = slice(*np.searchsorted(rows, [first, first + count]))
         yield order[in_batch], rows[in_batch] - first, starts[in_batch], count, row

@@ -225,6 +225,17 @@ def index_in_row(rows: np.ndarray) -> np.ndarray:
     return np.arange(len(rows)) - np.searchsorted(rows, rows)
 
 
+def starts_in_rows(rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns the position of the first token of each sequence in its row, `[sequences]`.
+
+    Args:
+      rows: `[sequences]`, the row of each sequence, ascending.
+      lengths: `[sequences]`, the tokens of each sequence.
+    """
+    starts = np.cumsum(lengths) - lengths
+    return starts - starts[np.searchsorted(rows, rows)]
+
+
 def first_in_row(values: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
     """Returns the value of the first sequence of each row, `[count]`; 0 for empty rows.
 
