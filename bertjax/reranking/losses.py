@@ -46,7 +46,7 @@ class BinaryCrossEntropy:
 
 
 @dataclasses.dataclass(frozen=True)
-class SquaredError:
+class MSE:
     """The squared error of scores, for grades in any range. Errors below 0.5 are correct."""
 
     def __call__(self, logits: jax.Array, batch: dict) -> tuple[jax.Array, jax.Array]:
@@ -340,7 +340,7 @@ def _differences(values: jax.Array) -> jax.Array:
 
 LOSSES: dict[str, type] = {
     "binary_cross_entropy": BinaryCrossEntropy,
-    "mse": SquaredError,
+    "mse": MSE,
     "multiple_negatives": MultipleNegatives,
     "margin_mse": MarginMSE,
     "list_net": ListNet,

@@ -14,7 +14,7 @@ from bertjax.serving.endpoint import Computation, Refused, Request, convert
 from bertjax.serving.methods import LogitsMethod, TextScores
 
 
-class Document(msgspec.Struct):
+class RerankDocument(msgspec.Struct):
     """A document of a request. Other fields are ignored."""
 
     text: str
@@ -24,7 +24,7 @@ class RerankBody(msgspec.Struct):
     """The fields of a request. Other fields, such as `max_tokens_per_doc`, are ignored."""
 
     query: str
-    documents: list[str | Document]
+    documents: list[str | RerankDocument]
     model: str | None = None
     top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
     return_documents: bool | None = None

@@ -83,7 +83,7 @@ class Embed(TextEmbeddingsInference, Computation):
         return list(map(request.method.as_json, results))
 
 
-class RerankBody(msgspec.Struct):
+class ScoreTextsBody(msgspec.Struct):
     """The fields of a request for a ranking. Other fields are ignored."""
 
     query: str
@@ -105,7 +105,7 @@ class Rerank(TextEmbeddingsInference, Computation):
 
     def read(self, content: dict[str, Any], model: Model) -> Request:
         """Returns the request."""
-        body = convert(content, RerankBody)
+        body = convert(content, ScoreTextsBody)
         return Request(LogitsMethod(), pairs_of(body.query, body.texts, self.field), body)
 
     def answer(self, request: Request, results: Sequence[TextScores], model: Model) -> Any:
