@@ -151,7 +151,7 @@ class Server:
             parsed = computation.read(fields, self._model)
             results = await self._results(parsed)
             self._texts.labels(request.path).inc(len(results))
-            # Long answers are encoded in a thread, so that the server can answer other requests.
+            # A thread encodes the answer. The JSON encoder still holds the interpreter lock while it runs.
             body = await asyncio.to_thread(lambda: encoded(computation.answer(parsed, results, self._model)))
         except Refused as refused:
             return _error(computation, refused.status, str(refused))
