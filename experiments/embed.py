@@ -64,6 +64,9 @@ def get_config():
     with config.distill.unlocked():
         config.distill.student_temperature = config.distill.teacher_temperature = 0.0
     config.batch_size, config.packing, config.epochs = 64, True, 1.0
+    # examples (a batch has batch_size examples) | tokens (all batches have about the same number of tokens, and a batch
+    # of short texts has more examples; batch_size is the mean number of examples).
+    config.batch_by = "examples"
     return config.lock()
 
 

@@ -15,6 +15,7 @@ from bertjax.data.loading.mixture import WeightedExamples, tempered_steps
 from bertjax.embedding import datasets, losses
 from bertjax.embedding.datasets import (
     TEMPERATURE,
+    TOKENS,
     WEIGHTS,
     EncodedTexts,
     Prompts,
@@ -166,7 +167,7 @@ def load_sets(config: ConfigDict, tokenizer: Tokenizer) -> EmbeddingData:
             len(text_set.texts) > 1, "path", "has one example, expected at least 2, because the loss compares examples"
         )
         encoded = datasets.encode_set(text_set, source.form, source.prompts(prompts), *settings)
-        train = datasets.training_examples(encoded, text_set.labels)
+        train = datasets.training_examples(encoded, text_set.labels, equal_tokens=config.get("batch_by") == TOKENS)
         if text_set.scores is not None:
             scores = text_set.scores if config.distill.what == losses.LISTS else losses.margins(text_set.scores)
             train = dataclasses.replace(train, teacher_logits=list(scores))

@@ -28,6 +28,7 @@ SECTION = ("path", "form", "texts", "label")  # the fields of a section about a 
 PROMPTS = ("query_prompt", "document_prompt")  # optional fields of a section of `data.sets`
 NO_PROMPT = "none"
 WEIGHTS, PROPORTIONAL, TEMPERATURE = SAMPLINGS = "weights", "proportional", "temperature"  # `config.data.sampling`
+EXAMPLES, TOKENS = BATCHINGS = "examples", "tokens"  # `config.batch_by`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,10 +255,10 @@ def _encode_texts(texts: Iterable[str], tokenizer: Tokenizer, max_seq_length: in
     return EncodedTexts(Examples(input_ids, token_types), numbers, lost)
 
 
-def training_examples(encoded: EncodedTexts, labels: np.ndarray) -> Examples:
-    """Returns examples of several texts each, with the labels of `TextSet.labels`."""
+def training_examples(encoded: EncodedTexts, labels: np.ndarray, equal_tokens: bool = False) -> Examples:
+    """Returns examples of several texts each, with the labels of `TextSet.labels`; `equal_tokens` as in `Examples`."""
     numbers = encoded.numbers
     input_ids, token_types = (
         [arrays[i] for i in numbers.ravel()] for arrays in (encoded.examples.input_ids, encoded.examples.token_types)
     )
-    return Examples(input_ids, token_types, labels, choices=numbers.shape[1])
+    return Examples(input_ids, token_types, labels, choices=numbers.shape[1], equal_tokens=equal_tokens)

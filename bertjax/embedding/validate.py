@@ -5,7 +5,17 @@ from ml_collections import ConfigDict
 
 from bertjax.config.defaults import fine_tuning_config
 from bertjax.config.limits import one_of, require, within
-from bertjax.embedding.datasets import PROMPTS, SAMPLINGS, SECTION, TEMPERATURE, WEIGHTS, dev_set, training_sets
+from bertjax.embedding.datasets import (
+    BATCHINGS,
+    EXAMPLES,
+    PROMPTS,
+    SAMPLINGS,
+    SECTION,
+    TEMPERATURE,
+    WEIGHTS,
+    dev_set,
+    training_sets,
+)
 from bertjax.embedding.forms import FORMS, JUDGES
 from bertjax.embedding.head import widths_of_loss
 from bertjax.embedding.losses import DISTANCES, LISTS, NAMES, TARGETS, VECTORS, LossSettings
@@ -20,6 +30,7 @@ def validate(config: ConfigDict) -> None:
     require(loss.temperature > 0, "loss.temperature", loss.temperature, "must be above 0")
     require(0 < loss.margin <= 2, "loss.margin", loss.margin, "must be above 0 and at most 2: a cosine's range")
     widths_of_loss(config)
+    within("batch_by", config.get("batch_by", EXAMPLES), choices=BATCHINGS)
     require(
         config.batch_size > 1,
         "batch_size",

@@ -21,7 +21,6 @@ from bertjax.data.loading.examples import (
     Order,
     TrainingOrder,
     choose_row_size,
-    next_power_of_two,
     padded_length,
     steps_per_epoch,
 )
@@ -31,7 +30,6 @@ from bertjax.finetuning.encoding import pair_windows, truncate_pair
 from bertjax.text.tokenizer import Tokenizer
 
 NO_WINDOWS = Windows()
-ROW_SIZES = 8  # A batch has at most one eighth more rows than its sequences need, so that few programs are compiled.
 SAMPLED_PAIRS = 10_000  # pairs that choose the size of packed rows
 
 
@@ -311,6 +309,4 @@ class ListOrder(Order):
         return choose_row_size(sampled, pairs, self._longest)
 
     def _round_up(self, rows: int) -> int:
-        """Returns a number of rows that is at most about an eighth larger, from few different numbers."""
-        unit = max(1, next_power_of_two(int(rows)) // ROW_SIZES)
-        return packing.round_up(packing.round_up(int(rows), unit), self._multiple)
+        return packing.round_up_coarsely(int(rows), self._multiple)

@@ -7,7 +7,7 @@ import pytest
 
 from bertjax.data.batch import RowSize
 from bertjax.data.loading import examples as batching
-from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder, padded_length
+from bertjax.data.loading.examples import Examples, PackedOrder, TokenOrder, TrainingOrder, padded_length
 
 
 def make_examples(count, longest=100, seed=0, **fields):
@@ -33,13 +33,15 @@ def test_every_epoch_holds_every_example_once(count, batch_size):
         assert len({frozenset(frozenset(rows) for rows in epoch.tolist()) for epoch in epochs}) == 4
 
 
-@pytest.mark.parametrize("order_of, count", [(TrainingOrder, 301), (TrainingOrder, 19), (PackedOrder, 301)])
+@pytest.mark.parametrize(
+    "order_of, count", [(TrainingOrder, 301), (TrainingOrder, 19), (PackedOrder, 301), (TokenOrder, 301)]
+)
 def test_batches_are_a_function_of_step_and_seed_for_any_number_of_hosts(order_of, count):
     """Reads nearly three epochs. With 19 examples, all rows of some hosts are padding of the same length."""
     examples = make_examples(count, labels=np.arange(count))
 
     def batches(steps, rows=np.arange, seed=1):
-        extra = dict(multiple=4) if order_of is PackedOrder else {}
+        extra = {} if order_of is TrainingOrder else dict(multiple=4)
         return list(order_of(examples, 8, seed, 128, **extra).batches(steps, rows))
 
     def quarter(host):
@@ -71,6 +73,36 @@ def test_batches_have_examples_of_similar_length():
     # The order stays random: lengths do not rise within a window.
     place = np.arange(len(lengths)) % order.steps_per_epoch % order.window_steps
     assert abs(np.corrcoef(place, lengths)[0, 1]) < 0.2
+
+
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("count, batch_size, multiple", [(600, 12, 1), (601, 12, 4), (40, 2, 1), (5, 8, 2)])
+def test_batches_of_equal_tokens_hold_every_example_once(count, batch_size, multiple, packs):
+    lengths = np.random.default_rng(0).permutation(np.where(np.arange(count) % 3, 12, 120))
+    ids = [np.full(length, number + 1) for number, length in enumerate(lengths)]
+    examples = Examples(ids, ids, labels=np.arange(count), equal_tokens=True)
+    order = examples.make_order(batch_size, 1, 128, multiple, packs)
+    steps, shapes, epochs = order.steps_per_epoch, set(), []
+    assert steps == -(-count // batch_size)
+    for epoch in range(2):
+        seen, tokens, sizes = [], [], []
+        for batch in order.batches(range(epoch * steps, (epoch + 1) * steps), np.arange):
+            rows, length = batch["input_ids"].shape
+            shapes.add((rows, length))
+            assert rows % multiple == 0
+            labels = batch["labels"][batch["weights"] > 0].tolist()
+            assert labels
+            seen += labels
+            sizes.append(len(labels))
+            tokens.append((batch["input_ids"] > 0).sum() if packs else len(labels) * length)
+        assert sorted(seen) == list(range(count))
+        epochs.append(seen)
+        if count >= 600:
+            assert max(tokens) < 1.6 * np.mean(tokens)  # the last window of an epoch has only two batches
+            assert packs or max(sizes) > 4 * min(sizes)  # of short and of long examples
+    assert steps < 4 or epochs[0] != epochs[1]
+    assert {order.shape(step) for step in range(2 * steps)} == shapes
+    assert len(shapes) <= 10
 
 
 def test_evaluation_counts_every_example_once():

@@ -301,6 +301,16 @@ def test_sampling_determines_the_steps_of_an_epoch(folder, checkpoint, tmp_path)
         validate(config)
 
 
+@pytest.mark.parametrize("packing", [False, True])
+def test_batches_of_equal_tokens_have_unequal_numbers_of_examples(packing, folder, checkpoint, tmp_path):
+    config = config_for(folder, checkpoint, batch_by="tokens", batch_size=4, packing=packing)
+    validate(config)
+    task = task_of(config, tmp_path)
+    counts = [int((batch["weights"] > 0).sum()) for batch in task.batches(0)]
+    assert len(counts) == task.total_steps and len(set(counts)) > 1
+    assert sum(counts) == len(task.data.train) * round(task.total_steps / task._order.steps_per_epoch)
+
+
 def test_a_set_has_its_own_prompts(folder, checkpoint, tmp_path):
     config = config_for(folder, checkpoint, **{"data.query_prompt": "ship ", "data.document_prompt": "sail "}).unlock()
     texts = "query,positive"
@@ -331,7 +341,7 @@ def test_a_run_on_several_data_sets_improves_the_score(folder, checkpoint, tmp_p
 
 NEW_FIELDS = (
     "loss.name", "loss.distance_metric", "loss.triplet_margin", "loss.guide", "loss.guide_margin", "data.sampling",
-    "data.temperature", "distill.student_temperature", "distill.teacher_temperature",
+    "data.temperature", "batch_by", "distill.student_temperature", "distill.teacher_temperature",
 )  # fmt: skip
 
 
@@ -341,8 +351,8 @@ def test_a_config_of_an_older_version_trains_and_resumes_without_differences(fol
     config = mixed(folder, checkpoint)
     with config.unlocked():
         for field in NEW_FIELDS:
-            section, _, name = field.partition(".")
-            del config[section][name]
+            section, _, name = field.rpartition(".")
+            del (config[section] if section else config)[name]
     launch(config, tmp_path / "run")
     run_config = read_info(tmp_path / "run").config
     assert "name" not in run_config.loss and "sampling" not in run_config.data
@@ -471,6 +481,7 @@ GIVEN = {"distill.what": "kl", "data.label": "score,same"}
 
 @pytest.mark.parametrize("fields, message", [
     ({"batch_size": 1}, r"config.batch_size = 1: must be at least 2: the loss compares"),
+    ({"batch_by": "token"}, r"config.batch_by = 'token': choose one of examples, tokens"),
     ({"loss.widths": "64"}, r"config.loss.widths = '64': 64 must be at most 32, the width of an embedding"),
     ({"loss.widths": "8,a"}, r"config.loss.widths = '8,a': must be widths, such as 256,128,64"),
     ({"loss.temperature": 0.0}, r"config.loss.temperature = 0.0: must be above 0"),

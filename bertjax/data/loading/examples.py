@@ -4,6 +4,7 @@ All examples are NumPy arrays in memory. The batch of a step is a function of (s
 hosts.
 """
 
+import bisect
 import dataclasses
 import functools
 import itertools
@@ -58,6 +59,8 @@ class Examples:
       teacher_logits: the outputs of a teacher for each example: logits `[classes]` or, with `per_token`, `[length,
         classes]`; embeddings `[texts, width]`; or scores. None without a teacher.
       guide_embeddings: the embeddings of the texts of each example by a guide, `[texts, width]`; None without a guide.
+      equal_tokens: whether all batches of training have about the same number of tokens, in place of the same number of
+        examples. The batch size is then the mean number of examples of a batch.
     """
 
     input_ids: list[np.ndarray]
@@ -67,6 +70,7 @@ class Examples:
     per_token: bool = False
     teacher_logits: Sequence[np.ndarray] | None = None
     guide_embeddings: Sequence[np.ndarray] | None = None
+    equal_tokens: bool = False
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -105,7 +109,7 @@ class Examples:
         """Returns the assignment of the examples to the batches of training.
 
         Args:
-          batch_size: examples of a batch.
+          batch_size: examples of a batch, see `equal_tokens`.
           seed: the seed of the order.
           longest: the largest length of a row.
           multiple: the number of rows of a batch is a multiple of this number.
@@ -113,6 +117,8 @@ class Examples:
         """
         if packs:
             return PackedOrder(self, batch_size, seed, longest, multiple)
+        if self.equal_tokens:
+            return TokenOrder(self, batch_size, seed, longest, multiple)
         return TrainingOrder(self, batch_size, seed, longest)
 
     def batch(self, rows: np.ndarray, length: int) -> Batch:
@@ -308,10 +314,10 @@ class TrainingOrder(Order):
         self.steps_per_epoch = steps_per_epoch(len(examples), batch_size)
         self.window_steps = max(1, min(WINDOW, self.steps_per_epoch // MIN_WINDOWS))
         self._epoch: Callable[[int], np.ndarray] = functools.lru_cache(2)(self._shuffle)
-        self._window: Callable[[int, int], np.ndarray] = functools.lru_cache(2)(self._arrange)
+        self._window: Callable[[int, int], list[np.ndarray]] = functools.lru_cache(2)(self._arrange)
 
     def rows(self, step: int) -> np.ndarray:
-        """Returns the examples of a step, counted from 0, `[batch_size]`; -1 is padding."""
+        """Returns the examples of a step, counted from 0, `[rows]`; -1 is padding."""
         epoch, batch = divmod(step, self.steps_per_epoch)
         return self._window(epoch, batch // self.window_steps)[batch % self.window_steps]
 
@@ -322,30 +328,89 @@ class TrainingOrder(Order):
 
     def shape(self, step: int) -> tuple[int, int]:
         """Returns the number of sequences of a step, with padding, and their padded length."""
-        return self._batch_size * max(1, self._examples.choices), self.length(step)
+        return len(self.rows(step)) * max(1, self._examples.choices), self.length(step)
 
     def batches(self, steps: range, rows: Rows) -> Iterator[Batch]:
         """Yields the batches of steps, see `Order.batches`."""
-        host_rows = rows(self._batch_size)
         for step in steps:
-            yield self._examples.batch(self.rows(step)[host_rows], self.length(step))
+            examples = self.rows(step)
+            yield self._examples.batch(examples[rows(len(examples))], self.length(step))
 
     def _shuffle(self, epoch: int) -> np.ndarray:
         """Returns the examples of an epoch in random order."""
         return np.random.default_rng([self._seed, 0, epoch]).permutation(len(self._examples))
 
-    def _arrange(self, epoch: int, window: int) -> np.ndarray:
-        """Returns the examples of a window of an epoch, `[batches, batch_size]`; -1 is padding."""
+    def _arrange(self, epoch: int, window: int) -> list[np.ndarray]:
+        """Returns the examples of each batch of a window of an epoch, `[rows]`; -1 is padding."""
         size = self.window_steps * self._batch_size
         rows = self._epoch(epoch)[window * size : (window + 1) * size]
         rows = rows[np.argsort(self._examples.lengths[rows], kind="stable")]
         rng = np.random.default_rng([self._seed, 1, epoch, window])
-        batches = math.ceil(len(rows) / self._batch_size)
+        batches = self._group(rows, math.ceil(len(rows) / self._batch_size), rng)
+        return [batches[number] for number in rng.permutation(len(batches))]
+
+    def _group(self, rows: np.ndarray, batches: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """Returns the examples of each batch, with rows of padding, `[rows]`.
+
+        Args:
+          rows: `[examples]`, the examples of a window, sorted by length.
+          batches: the number of batches.
+          rng: the generator of random numbers.
+        """
         missing = batches * self._batch_size - len(rows)
         # A random batch gets the padding. In the last batch, padding would always accompany the longest examples.
         end = (1 + rng.integers(batches)) * self._batch_size - missing
-        rows = np.insert(rows, end, np.full(missing, -1)).reshape(batches, self._batch_size)
-        return rows[rng.permutation(batches)]
+        return [*np.insert(rows, end, np.full(missing, -1)).reshape(batches, self._batch_size)]
+
+
+class TokenOrder(TrainingOrder):
+    """Assigns examples to padded batches with about equal numbers of tokens, including padding.
+
+    A batch of short examples has more examples than a batch of long examples. `batch_size` is the mean number of
+    examples. The windows and the order of the batches are the same as in `TrainingOrder`.
+    """
+
+    def __init__(self, examples: Examples, batch_size: int, seed: int, longest: int, multiple: int) -> None:
+        """Creates the order, see `Examples.make_order`."""
+        super().__init__(examples, batch_size, seed, longest)
+        self._multiple = multiple
+
+    def _group(self, rows: np.ndarray, batches: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """Returns the examples of each batch, see `TrainingOrder._group`."""
+        rows = rows[::-1]
+        lengths = [padded_length(length, self._longest) for length in self._examples.lengths[rows].tolist()]
+        counts = _counts_of_equal_batches(lengths, batches)
+        groups = []
+        for group in np.split(rows, np.cumsum(counts)[:-1]):
+            padding = packing.round_up_coarsely(len(group), self._multiple) - len(group)
+            groups.append(np.pad(group, (0, padding), constant_values=-1))
+        return groups
+
+
+def _counts_of_equal_batches(lengths: Sequence[int], batches: int) -> list[int]:
+    """Returns the number of examples of each batch, so that the largest batch has as few tokens as possible.
+
+    Args:
+      lengths: the padded length of each example, descending. All examples of a batch have the length of the first.
+      batches: the number of batches, at most the number of examples.
+    """
+
+    def counts_within(most_tokens: int) -> list[int]:
+        """Returns the number of examples of each batch, if a batch has at most `most_tokens` tokens."""
+        counts, first = [], 0
+        while first < len(lengths):
+            counts.append(min(most_tokens // lengths[first], len(lengths) - first))
+            first += counts[-1]
+        return counts
+
+    limits = range(lengths[0], lengths[0] * math.ceil(len(lengths) / batches))
+    counts = counts_within(
+        limits.start + bisect.bisect_left(limits, -batches, key=lambda most: -len(counts_within(most)))
+    )
+    while len(counts) < batches:  # Several numbers of batches can have the same least limit.
+        largest = int(np.argmax(counts))
+        counts[largest : largest + 1] = [counts[largest] - counts[largest] // 2, counts[largest] // 2]
+    return counts
 
 
 def choose_row_size(examples: Examples, batch_size: int, longest: int) -> RowSize:
@@ -381,15 +446,7 @@ class PackedOrder(Order):
     """
 
     def __init__(self, examples: Examples, batch_size: int, seed: int, longest: int, multiple: int) -> None:
-        """Creates the order.
-
-        Args:
-          examples: the training examples.
-          batch_size: examples of a batch.
-          seed: the seed of the order.
-          longest: see `choose_row_size`.
-          multiple: the number of rows of a batch is a multiple of this number.
-        """
+        """Creates the order, see `Examples.make_order`."""
         self._examples, self._batch_size, self._seed, self._multiple = examples, batch_size, seed, multiple
         self.steps_per_epoch = steps_per_epoch(len(examples), batch_size)
         self.row = choose_row_size(examples, batch_size, longest)
@@ -397,7 +454,8 @@ class PackedOrder(Order):
 
     def _arrange(self, epoch: int) -> Arrangement:
         rng = np.random.default_rng([self._seed, 0, epoch])
-        return packing.arrange(self._examples.tokens, self._batch_size, self.row, rng)
+        examples = self._examples
+        return packing.arrange(examples.tokens, self._batch_size, self.row, rng, examples.equal_tokens)
 
     def shape(self, step: int) -> tuple[int, int]:
         """Returns the number of rows of a step, with padding, and their length."""

@@ -2,8 +2,9 @@
 
 A window is a number of consecutive steps whose sequences are packed together. An arrangement gives each sequence of a
 window its step, and its row in this step. Best-fit decreasing packs the whole window into bins, because many sequences
-fill bins much better than the few sequences of one step. Then the bins are dealt to the steps and become rows. A step
-has as many sequences as the config sets, and all steps have about the same number of rows.
+fill bins much better than the few sequences of one step. Then the bins are dealt to the steps and become rows. All
+steps have about the same number of rows. A step has as many sequences as the config sets, or, with `equal_tokens`,
+any number of sequences.
 """
 
 import collections
@@ -15,6 +16,7 @@ import numpy as np
 from bertjax.common.errors import UserError
 from bertjax.data.batch import Axis, Batch, BatchSpec, RowSize
 
+SIZES_PER_DOUBLING = 8  # of `round_up_coarsely`
 MAX_PARTNERS = 8  # A step exchanges bins with at most 8 steps, because all pairs of a million steps are too many.
 
 Bins = dict[int, dict[int, list[int]]]  # {step: {number of sequences: bins of the step}}
@@ -48,7 +50,9 @@ def ordered_arrangement(sequences: int) -> Arrangement:
     return Arrangement(order, np.zeros_like(order), np.zeros_like(order), 1)
 
 
-def arrange(lengths: np.ndarray, size: int, row: RowSize, rng: np.random.Generator) -> Arrangement:
+def arrange(
+    lengths: np.ndarray, size: int, row: RowSize, rng: np.random.Generator, equal_tokens: bool = False
+) -> Arrangement:
     """Arranges the steps of a window in few rows. Sequences of the same length have random places.
 
     Args:
@@ -57,12 +61,22 @@ def arrange(lengths: np.ndarray, size: int, row: RowSize, rng: np.random.Generat
         fewer sequences.
       row: the size of a row.
       rng: the generator of random numbers.
+      equal_tokens: whether the steps have about the same number of tokens, in place of the same number of sequences.
+        `size` is then the mean number of sequences of a step.
     """
     lengths, steps = np.asarray(lengths, np.int64), -(-len(lengths) // size)
-    sizes = np.full(steps, size)
-    sizes[rng.integers(steps)] -= size * steps - len(lengths)
-    bins = best_fit(lengths, row, rng)
-    step = deal(bins, lengths, sizes, rng)
+    if equal_tokens:
+        bins = best_fit(lengths, row, rng)
+        if bins.max() + 1 < steps:  # Bins with fewer sequences are at least as many as the steps.
+            bins = best_fit(lengths, row._replace(sequences=len(lengths) // steps), rng)
+        # Almost all bins are full, so that the same number of bins has about the same number of tokens.
+        step = (rng.permutation(bins.max() + 1) % steps)[bins]
+        size = int(np.bincount(step).max())
+    else:
+        sizes = np.full(steps, size)
+        sizes[rng.integers(steps)] -= size * steps - len(lengths)
+        bins = best_fit(lengths, row, rng)
+        step = deal(bins, lengths, sizes, rng)
 
     # Sort the sequences by step and bin. Then number the rows of each step, and add up the lengths in each row.
     order = np.argsort(step * (bins.max() + 1) + bins, kind="stable")  # np.lexsort takes three times as long.
@@ -214,6 +228,15 @@ def _exchange(bins: Bins, source: int, target: int, missing: np.ndarray) -> tupl
 def round_up(rows: float, multiple: int) -> int:
     """Returns the least multiple of a number that is at least `rows`."""
     return math.ceil(rows / multiple) * multiple
+
+
+def round_up_coarsely(rows: int, multiple: int) -> int:
+    """Returns a multiple of a number that is at least `rows`. Few different results need few compilations.
+
+    Without `multiple`, the result is at most about an eighth larger than `rows`.
+    """
+    unit = max(1, (1 << (rows - 1).bit_length()) // SIZES_PER_DOUBLING)
+    return round_up(round_up(rows, unit), multiple)
 
 
 def index_in_row(rows: np.ndarray) -> np.ndarray:

@@ -36,9 +36,9 @@ SAMPLES = "dev_samples.json"  # a few examples of the dev set with the predictio
 MAX_SAMPLES, MAX_SAMPLE_LENGTH = 10, 500  # examples in `SAMPLES`, and characters per text
 TRIALS, TRIAL_RESULT = "runs", "result.json"  # the folder of the trials of a sweep, and the file of a finished trial
 # Fields that determine the result of a run. Other fields (mesh, logging, remat, ...) may change when a run resumes.
-RESULT_FIELDS = ("task", "branch_from", "adapt", "objective", "objectives", "z_loss", "seed", "batch_size", "epochs",
-            "max_seq_length", "packing", "stages", "data", "head", "loss", "distill", "optimizer", "freeze_layers",
-            "keep_layers", "lora", "model", "dtype", "grad_dtype", "init_checkpoint")  # fmt: skip
+RESULT_FIELDS = ("task", "branch_from", "adapt", "objective", "objectives", "z_loss", "seed", "batch_size", "batch_by",
+            "epochs", "max_seq_length", "packing", "stages", "data", "head", "loss", "distill", "optimizer",
+            "freeze_layers", "keep_layers", "lora", "model", "dtype", "grad_dtype", "init_checkpoint")  # fmt: skip
 # Value of `model.encoder` in older runs -> value of `model.family`, which replaces this field.
 OLD_ENCODERS = {"transformer": "bert", "lstms": "lstms"}
 
@@ -323,7 +323,7 @@ def _flat_fields(config: ConfigDict) -> dict[str, Any]:
         "distill.teacher": "", "distill.temperature": 2.0, "distill.weight": 0.5,
         "distill.student_temperature": 0.0, "distill.teacher_temperature": 0.0,
         "loss.name": "", "loss.distance_metric": "cosine", "loss.triplet_margin": 0.5,
-        "data.sampling": "weights", "data.temperature": 1.0,
+        "data.sampling": "weights", "data.temperature": 1.0, "batch_by": "examples",
         "loss.guide": "", "loss.guide_margin": 0.0,
     }  # fmt: skip
     for section in RESULT_FIELDS:
