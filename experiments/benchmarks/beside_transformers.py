@@ -113,17 +113,22 @@ def check_same_ids(name: str, config, dataset, weights: str) -> None:
     assert all(a or b for a, b in zip(same, cut)), f"{name}: {same.index(False)} is tokenized otherwise"
 
 
-def train_ours(config, dataset, workdir, mesh, program, initialize):
-    """Returns (scores, seconds per step, program); the seconds are the median of ten-step averages."""
-    from bertjax.finetuning.task import FineTuning
+def train_ours(opened, workdir, program):
+    """Trains a `FineTuningRun`, and writes its info to the workdir.
+
+    Returns:
+      The scores, the seconds per step (the median of ten-step averages), and the program.
+    """
+    from bertjax.training.checkpoints.workdir import write_info
     from bertjax.training.loop import train_task
     from bertjax.training.step import Program
     from bertjax.training.trackers.jsonl import read_metrics
 
-    task = FineTuning(config, mesh, dataset)
+    task, config, mesh = opened.task, opened.config, opened.mesh
     config.eval.every_steps = task.total_steps
     program = program or Program(task, config, mesh)
-    scores = train_task(task, config, workdir, mesh, initialize, program).scores.scores
+    scores = train_task(task, config, workdir, mesh, opened.initial_params, program).scores.scores
+    write_info(workdir, opened.info, opened.tokenizer)
     rates = [line["train/sequences_per_second"] for line in read_metrics(workdir) if "train/loss" in line]
     return scores, config.batch_size / float(np.median(rates)), program
 
@@ -315,7 +320,6 @@ def main() -> None:
 
     from bertjax.distributed.mesh import make_mesh, use_cpu_cores
     from bertjax.finetuning import run as finetuning_run
-    from bertjax.training.checkpoints import workdir
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
@@ -345,13 +349,11 @@ def main() -> None:
                     keep(result | dict(all=time.monotonic() - began), results, arguments.output)
                     continue
                 compiled, run_folder = by not in programs, folder / f"{name}-{seed}-{by}"
-                scores, seconds, programs[by] = train_ours(
-                    config, dataset, run_folder, mesh, programs.get(by), material.initialize
-                )
+                opened = finetuning_run.open_run(config, material)
+                scores, seconds, programs[by] = train_ours(opened, run_folder, programs.get(by))
                 took = time.monotonic() - began
                 more = {}
                 if seed == seeds[0] and by == "bertjax":
-                    workdir.write_info(run_folder, finetuning_run.info_of(config, material), material.tokenizer)
                     exported = folder / f"{name}-exported"
                     more["exported"] = same_when_exported(name, config, dataset, run_folder, exported)
                 result = dict(task=name, seed=seed, by=by, scores=scores, seconds=seconds, all=took, compiled=compiled)

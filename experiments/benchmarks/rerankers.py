@@ -30,7 +30,7 @@ import subprocess
 import sys
 import time
 
-from experiments.benchmarks.timing import in_turns, mean_and_deviation, spread, table_header, table_row
+from experiments.benchmarks.timing import epoch_timer, in_turns, mean_and_deviation, spread, table_header, table_row
 
 ROWS = ("steps", "reranker", "embeddings")
 THEIRS = "sentence-transformers"
@@ -40,9 +40,10 @@ SIDES = {
     "bertjax packed, dtype=auto": [],
 }
 ARTICLES, NEGATIVES, SEQUENCE = 100, 4, 256
+RETRIEVED = 2000  # test questions for the embeddings; the first questions of these are for the rerankers
 COLUMNS = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(NEGATIVES))]
 BATCH = {"binary_cross_entropy": 32, "list_net": 8}  # pairs or lists
-METRICS = ("ndcg@10", "mrr@10", "map")
+METRICS = ("ndcg@10", "base_ndcg@10", "mrr@10", "map", "recall@1")
 
 
 def bertjax(*arguments: object, output: pathlib.Path | None = None) -> str:
@@ -83,19 +84,20 @@ def write_data(squad: pathlib.Path, folder: pathlib.Path, questions: int, querie
         text: f"d{number}" for number, text in enumerate(dict.fromkeys(p["context"].strip() for p in paragraphs))
     }
     asked = [(each["question"].strip(), documents[p["context"].strip()]) for p in paragraphs for each in p["qas"]]
-    asked = [(f"q{number}", *each) for number, each in enumerate(draw.sample(asked, queries))]
+    asked = [(f"q{number}", *each) for number, each in enumerate(draw.sample(asked, RETRIEVED))]
     collection = folder / "collection"
     write(collection / "corpus.jsonl", [{"_id": name, "title": "", "text": text} for text, name in documents.items()])
     write(collection / "queries.jsonl", [{"_id": query, "text": text} for query, text, _ in asked])
     (collection / "qrels").mkdir(exist_ok=True)
-    judged = "".join(f"{query}\t{document}\t1\n" for query, _, document in asked)
-    (collection / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    for name, judged in (("retrieved", asked), ("reranked", asked[:queries])):
+        lines = "".join(f"{query}\t{document}\t1\n" for query, _, document in judged)
+        (collection / f"qrels/{name}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
 
 
 def prepare(arguments: argparse.Namespace) -> None:
     """Writes the data, the candidates of the test questions, and the mined negatives."""
     folder, weights = arguments.output, arguments.weights
-    if not (folder / "collection/qrels/test.tsv").exists():
+    if not (folder / "collection/qrels/reranked.tsv").exists():
         write_data(arguments.data.resolve() / "squad", folder, arguments.questions, arguments.queries)
     candidates, mined = folder / "candidates.trec", folder / "mined.jsonl"
     collection = folder / "collection"
@@ -104,6 +106,7 @@ def prepare(arguments: argparse.Namespace) -> None:
     bertjax("mine", weights, *mining(folder), f"--output={mined}", output=mined)
     if not (folder / "dev.jsonl").exists():
         write(folder / "dev.jsonl", read(mined)[:20])  # training needs a dev set; nothing depends on its scores
+    write(folder / "timed.jsonl", read(mined)[: arguments.timed_questions])
 
 
 def mining(folder: pathlib.Path) -> list[str]:
@@ -111,11 +114,11 @@ def mining(folder: pathlib.Path) -> list[str]:
     return [*data, f"--negatives={NEGATIVES}", "--first=2", "--last=50"]
 
 
-def flags_of(arguments: argparse.Namespace, seed: int) -> list[str]:
-    """Returns the flags of a training of the reranker."""
+def flags_of(arguments: argparse.Namespace, data: str, seed: int) -> list[str]:
+    """Returns the flags of a training of the reranker on a file of the output folder."""
     fields = {
         "init_checkpoint": arguments.weights,
-        "data.path": arguments.output / "mined.jsonl",
+        "data.path": arguments.output / data,
         "data.texts": ",".join(COLUMNS),
         "data.dev.path": arguments.output / "dev.jsonl",
         "loss.name": arguments.loss,
@@ -129,18 +132,18 @@ def flags_of(arguments: argparse.Namespace, seed: int) -> list[str]:
     return [f"--config.{name}={value}" for name, value in fields.items()]
 
 
-def config_of(arguments: argparse.Namespace, seed: int, changes: list[str]):
+def config_of(arguments: argparse.Namespace, data: str, seed: int, changes: list[str]):
     """Returns the resolved config of a training of the reranker."""
     from bertjax.cli.overrides import from_arguments
     from bertjax.finetuning import run
     from bertjax.launch.validate import validate
 
-    config, _ = from_arguments(["rerankers", "--config=rerank", *flags_of(arguments, seed), *changes])
+    config, _ = from_arguments(["rerankers", "--config=rerank", *flags_of(arguments, data, seed), *changes])
     validate(config)
     return run.resolve(config, None)[0]
 
 
-def train_theirs(arguments: argparse.Namespace, seed: int, folder: pathlib.Path | None):
+def train_theirs(arguments: argparse.Namespace, data: str, seed: int, folder: pathlib.Path | None):
     """Trains a CrossEncoder, saves it in the folder, and returns the seconds of each step except the first step."""
     import datasets
     import numpy as np
@@ -161,9 +164,9 @@ def train_theirs(arguments: argparse.Namespace, seed: int, folder: pathlib.Path 
 
     set_seed(seed)
     ends: list[float] = []
-    config = config_of(arguments, seed, [])
+    config = config_of(arguments, data, seed, [])
     model = CrossEncoder(arguments.weights, num_labels=1, max_length=SEQUENCE, device="cpu")
-    mined, optimizer = read(arguments.output / "mined.jsonl"), config.optimizer
+    mined, optimizer = read(arguments.output / data), config.optimizer
     if arguments.loss == "binary_cross_entropy":
         rows = [
             {"query": row["anchor"], "document": row[column], "label": float(column == "positive")}
@@ -183,8 +186,8 @@ def train_theirs(arguments: argparse.Namespace, seed: int, folder: pathlib.Path 
         weight_decay=optimizer.weight_decay, adam_epsilon=optimizer.epsilon,
         save_strategy="no", logging_strategy="no", report_to="none", disable_tqdm=True,
     )  # fmt: skip
-    data = datasets.Dataset.from_list(rows)
-    CrossEncoderTrainer(model, settings, train_dataset=data, loss=loss, callbacks=[Clock()]).train()
+    examples = datasets.Dataset.from_list(rows)
+    CrossEncoderTrainer(model, settings, train_dataset=examples, loss=loss, callbacks=[Clock()]).train()
     if folder is not None:
         model.save_pretrained(str(folder))
     return np.diff(ends)[1:]
@@ -192,35 +195,22 @@ def train_theirs(arguments: argparse.Namespace, seed: int, folder: pathlib.Path 
 
 def epoch_of_ours(arguments: argparse.Namespace, changes: list[str]):
     """Returns a function that trains an epoch from the initial params, and returns the seconds per step."""
-    import jax
-
-    from bertjax.distributed.mesh import make_mesh, use_cpu_cores
+    from bertjax.distributed.mesh import use_cpu_cores
     from bertjax.finetuning import run as finetuning_run
-    from bertjax.finetuning.task import FineTuning
-    from experiments.benchmarks.timing import Steps, seconds_of
 
-    config = config_of(arguments, 0, changes)
+    config = config_of(arguments, "timed.jsonl", 0, changes)
     use_cpu_cores(config)
-    mesh, material = make_mesh(config), finetuning_run.load_inputs(config, None, None)
-    task = FineTuning(config, mesh, material.data)
-    train = Steps(task)
-    params = material.initialize(train.state.params)
-
-    def epoch() -> None:
-        for batch in task.batches(0):
-            metrics = train(train.put(batch))
-        float(metrics["loss"])  # waits for the steps
-
-    def run() -> float:
-        copies = jax.tree.map(lambda x: x.copy(), params)  # the step donates the memory of its state
-        train.state = train.program.init(jax.random.key(0)).replace(params=copies)
-        return seconds_of(epoch) / task.total_steps
-
-    return run
+    return epoch_timer(finetuning_run.KIND.open(config, arguments.output, None))
 
 
 def train_ours(arguments: argparse.Namespace, seed: int, folder: pathlib.Path) -> None:
-    bertjax("train", "--config=rerank", *flags_of(arguments, seed), "--config.dtype=float32", f"--workdir={folder}")
+    bertjax(
+        "train",
+        "--config=rerank",
+        *flags_of(arguments, "mined.jsonl", seed),
+        "--config.dtype=float32",
+        f"--workdir={folder}",
+    )
 
 
 def embeddings(arguments: argparse.Namespace, row: str, seed: int) -> pathlib.Path:
@@ -249,10 +239,10 @@ def embeddings(arguments: argparse.Namespace, row: str, seed: int) -> pathlib.Pa
     return run
 
 
-def evaluate(checkpoint: object, collection: pathlib.Path, *candidates: str) -> dict[str, float]:
-    """Returns the scores of `bertjax evaluate` on the test questions."""
-    printed = bertjax("evaluate", checkpoint, f"--data={collection}", "--form=search", *candidates)
-    return json.loads(printed.strip().splitlines()[-1])
+def evaluate(checkpoint: object, judged: pathlib.Path, *candidates: str) -> dict[str, float]:
+    """Returns the scores of `bertjax evaluate` on the questions of a file of relevance judgements."""
+    printed = bertjax("evaluate", checkpoint, f"--data={judged}", "--form=search", "--json", *candidates)
+    return json.loads(printed)["scores"]
 
 
 def tables(results: list[dict]) -> str:
@@ -277,11 +267,12 @@ def main() -> None:
     parser.add_argument("--output", required=True, type=pathlib.Path)
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--loss", default="binary_cross_entropy", choices=BATCH)
-    parser.add_argument("--learning_rate", default=1e-4, type=float)
+    parser.add_argument("--loss", default="list_net", choices=BATCH)
+    parser.add_argument("--learning_rate", default=2e-4, type=float)
     parser.add_argument("--embedding_rate", default=5e-5, type=float)
     parser.add_argument("--questions", default=1000, type=int)
-    parser.add_argument("--queries", default=150, type=int)
+    parser.add_argument("--queries", default=120, type=int)
+    parser.add_argument("--timed_questions", default=160, type=int)
     parser.add_argument("--rounds", default=3, type=int)
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -296,11 +287,11 @@ def main() -> None:
         print(json.dumps(result), flush=True)
 
     prepare(arguments)
-    collection, rows = arguments.output / "collection", arguments.rows.split(",")
+    judged, rows = arguments.output / "collection/qrels", arguments.rows.split(",")
     candidates = f"--candidates={arguments.output / 'candidates.trec'}"
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     if "steps" in rows and ("steps", THEIRS, None) not in done:
-        sides = {THEIRS: lambda: float(train_theirs(arguments, 0, None).mean())}
+        sides = {THEIRS: lambda: float(train_theirs(arguments, "timed.jsonl", 0, None).mean())}
         sides |= {by: epoch_of_ours(arguments, changes) for by, changes in SIDES.items()}
         for by in SIDES:
             sides[by]()  # compiles
@@ -311,14 +302,16 @@ def main() -> None:
             continue
         folder = arguments.output / f"{by}-{arguments.loss}-{seed}"
         if not folder.exists():
-            train_theirs(arguments, seed, folder) if by == THEIRS else train_ours(arguments, seed, folder)
-        keep(row="reranker", by=by, seed=seed, scores=evaluate(folder, collection, candidates))
+            train_theirs(arguments, "mined.jsonl", seed, folder) if by == THEIRS else train_ours(
+                arguments, seed, folder
+            )
+        keep(row="reranker", by=by, seed=seed, scores=evaluate(folder, judged / "reranked.tsv", candidates))
     if "embeddings" in rows and ("embeddings", "as_is", None) not in done:
-        keep(row="embeddings", by="as_is", seed=None, scores=evaluate(arguments.weights, collection))
+        keep(row="embeddings", by="as_is", seed=None, scores=evaluate(arguments.weights, judged / "retrieved.tsv"))
     for seed, by in itertools.product(seeds if "embeddings" in rows else (), ("infonce", "distilled")):
         if ("embeddings", by, seed) not in done:
             run = embeddings(arguments, by, seed)
-            keep(row="embeddings", by=by, seed=seed, scores=evaluate(run, collection))
+            keep(row="embeddings", by=by, seed=seed, scores=evaluate(run, judged / "retrieved.tsv"))
     print(tables(results))
 
 

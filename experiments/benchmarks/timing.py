@@ -68,6 +68,30 @@ class Steps:
         return self.program.train_step.lower(self.state, batch, self._hyperparameters).compile().as_text()
 
 
+def epoch_timer(opened) -> Callable[[], float]:
+    """Returns a function that trains an epoch from the initial params, and returns the seconds per step.
+
+    Args:
+      opened: a `FineTuningRun`.
+    """
+    import jax
+
+    task, train = opened.task, Steps(opened.task)
+    params = opened.initial_params(train.state.params)
+
+    def epoch() -> None:
+        for batch in task.batches(0):
+            metrics = train(train.put(batch))
+        float(metrics["loss"])  # waits for the steps
+
+    def run() -> float:
+        copies = jax.tree.map(lambda x: x.copy(), params)  # the step donates the memory of its state
+        train.state = train.program.init(jax.random.key(0)).replace(params=copies)
+        return seconds_of(epoch) / task.total_steps
+
+    return run
+
+
 def summary(seconds: Sequence[float]) -> dict[str, float]:
     """Returns the median, the least and the most seconds, for a line of JSON."""
     return {"seconds": statistics.median(seconds), "least": min(seconds), "most": max(seconds)}

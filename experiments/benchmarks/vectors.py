@@ -269,10 +269,9 @@ def main() -> None:
     arguments, results = parse(__doc__, "rows", ROWS, SIDES, options | {"bert": dict(default="")})
     done = {(result["row"], result["seed"], result["by"]) for result in results}
 
-    from bertjax.distributed.mesh import make_mesh, use_cpu_cores
+    from bertjax.distributed.mesh import use_cpu_cores
     from bertjax.finetuning import run as finetuning_run
     from bertjax.interop import conversion
-    from bertjax.training.checkpoints import workdir
 
     rows = [row for row in arguments.rows.split(",") if arguments.bert or not row.startswith("bert_")]
     with tempfile.TemporaryDirectory() as temporary:
@@ -301,10 +300,8 @@ def main() -> None:
                 config, _ = finetuning_run.resolve(config, None)
                 own = folder / f"{row}-{seed}"
                 own.mkdir()
-                material, mesh = finetuning_run.load_inputs(config, own, None), make_mesh(config)
-                given = (config, material.data, own, mesh, programs.get(row), material.initialize)
-                _, seconds, programs[row] = train_ours(*given)
-                workdir.write_info(own, finetuning_run.info_of(config, material), material.tokenizer)
+                opened = finetuning_run.KIND.open(config, own, None)
+                _, seconds, programs[row] = train_ours(opened, own, programs.get(row))
                 scores = score_ours(str(own), row, folder)
             else:
                 scores = score_ours(start, row, folder)

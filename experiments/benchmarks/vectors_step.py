@@ -18,7 +18,7 @@ import pathlib
 import tempfile
 
 from experiments.benchmarks import vectors
-from experiments.benchmarks.timing import Steps, in_turns, seconds_of, summary
+from experiments.benchmarks.timing import epoch_timer, in_turns, summary
 
 KINDS = {"squad": ("squad", {}), "short": ("stsb", {"data.form": "pairs", "batch_size": 64, "epochs": 1.0})}
 SIDES = {
@@ -36,31 +36,12 @@ def make_config(kind: str, weights: str, folder: pathlib.Path, **changes):
     return config
 
 
-def round_of_ours(config):
+def round_of_ours(config, folder: pathlib.Path):
     """Returns a function that trains an epoch from the initial params, and returns the seconds per step."""
-    import jax
-
-    from bertjax.distributed.mesh import make_mesh
     from bertjax.finetuning import run as finetuning_run
-    from bertjax.finetuning.task import FineTuning
 
     config, _ = finetuning_run.resolve(config, None)
-    mesh, material = make_mesh(config), finetuning_run.load_inputs(config, None, None)
-    task = FineTuning(config, mesh, material.data)
-    train = Steps(task)
-    params = material.initialize(train.state.params)
-
-    def epoch() -> None:
-        for batch in task.batches(0):
-            metrics = train(train.put(batch))
-        float(metrics["loss"])  # waits for the steps
-
-    def run() -> float:
-        copies = jax.tree.map(lambda x: x.copy(), params)  # the step donates the memory of its state
-        train.state = train.program.init(jax.random.key(0)).replace(params=copies)
-        return seconds_of(epoch) / task.total_steps
-
-    return run
+    return epoch_timer(finetuning_run.KIND.open(config, folder, None))
 
 
 def round_of_theirs(config, folder: pathlib.Path):
@@ -101,7 +82,7 @@ def main() -> None:
             use_cpu_cores(make_config(kind, arguments.weights, folder))
             sides = {THEIRS: round_of_theirs(make_config(kind, arguments.weights, folder), folder)}
             for name, changes in SIDES.items():
-                sides[name] = round_of_ours(make_config(kind, arguments.weights, folder, **changes))
+                sides[name] = round_of_ours(make_config(kind, arguments.weights, folder, **changes), folder)
             in_turns(sides, 1)  # compiles
             results = {name: summary(seconds) for name, seconds in in_turns(sides, arguments.rounds).items()}
             for name, result in results.items():

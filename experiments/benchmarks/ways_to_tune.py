@@ -191,7 +191,6 @@ def main() -> None:
 
     from bertjax.distributed.mesh import make_mesh, use_cpu_cores
     from bertjax.finetuning import run as finetuning_run
-    from bertjax.training.checkpoints import workdir
 
     runs = arguments.output.with_suffix(".runs")  # the models of `all`, the teachers
     with tempfile.TemporaryDirectory() as temporary:
@@ -210,8 +209,7 @@ def main() -> None:
             if by == "transformers":
                 scores, seconds = train_theirs(row, config, material.data, mesh)
             else:
-                scores, seconds, _ = train_ours(config, material.data, own, mesh, None, material.initialize)
-                workdir.write_info(own, finetuning_run.info_of(config, material), material.tokenizer)
+                scores, seconds, _ = train_ours(finetuning_run.open_run(config, material), own, None)
             keep(dict(row=row, seed=seed, by=by, scores=scores, seconds=seconds), results, arguments.output)
     print(table(results))
 
