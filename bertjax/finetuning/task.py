@@ -1,7 +1,9 @@
 """Fine-tuning (Devlin et al. 2019, section 4 and appendix A.3): adds a head and trains it with the encoder."""
 
+import collections
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Sequence
 
 import flax.linen as nn
@@ -15,7 +17,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, Lora
 from bertjax.config.resolved import ResolvedConfig
 from bertjax.data.batch import Batch
-from bertjax.data.loading.examples import Examples, Order, count_steps
+from bertjax.data.loading.examples import Examples, Order, count_steps, next_power_of_two
 from bertjax.data.loading.mixture import MixedOrder
 from bertjax.distributed.mesh import compute_on, local_rows
 from bertjax.finetuning.evaluator import FineTuningEvaluator
@@ -25,6 +27,8 @@ from bertjax.inference.predictor import make_predictor
 from bertjax.inference.task import TaskData
 from bertjax.models import families
 from bertjax.nn.ops import low_rank
+
+MAX_SHAPES = 1024  # batch shapes that `FineTuning.flops` computes; the shape of packed lists costs a millisecond
 
 
 class FineTuning:
@@ -66,7 +70,7 @@ class FineTuning:
             self.model, data.head.pooled, mesh, config.batch_size // config.microbatches, config.packing
         )
         self.evaluator = FineTuningEvaluator(data, self._predictor)
-        self._batch_shapes = functools.lru_cache(2)(self._compute_batch_shapes)
+        self._batch_shape = functools.lru_cache(2 * MAX_SHAPES)(self._order.shape)
 
     def _make_order(self) -> Order:
         config, data, ways = self.config, self.data, self.mesh.shape["data"] * self.mesh.shape["fsdp"]
@@ -118,22 +122,18 @@ class FineTuning:
     def flops(self, start: int, stop: int) -> int:
         """Returns the model FLOPs of steps `start` to `stop - 1`.
 
-        The function assumes that all epochs after the epoch of `start` have the batch shapes of the next epoch.
+        The function assumes that all epochs after the epoch of `start` have the batch shapes of the next epoch. The
+        FLOPs of more than `MAX_SHAPES` steps are estimated from every second, fourth, ... step.
         """
         if start >= stop:
             return 0
         size, steps = self._order.steps_per_epoch, np.arange(start, stop)
-        first, epochs = start // size, np.minimum(steps // size, start // size + 1)
-        shapes = np.concatenate([self._batch_shapes(epoch) for epoch in range(first, epochs[-1] + 1)])
-        shapes = shapes[(epochs - first) * size + steps % size]
-        shapes, counts = np.unique(shapes, axis=0, return_counts=True)
-        head = self.data.head
-        return sum(count * head.flops(self.model, *shape) for shape, count in zip(shapes.tolist(), counts.tolist()))
-
-    def _compute_batch_shapes(self, epoch: int) -> np.ndarray:
-        """Returns the shapes (rows, length) of the batches of an epoch, `[steps, 2]`."""
-        size = self._order.steps_per_epoch
-        return np.array([self._order.shape(step) for step in range(epoch * size, (epoch + 1) * size)])
+        # Multiples of a power of two: a later call with a larger `start` reads the cached shapes of this call.
+        steps = steps[steps % next_power_of_two(math.ceil(len(steps) / MAX_SHAPES)) == 0]
+        steps = np.minimum(steps // size, start // size + 1) * size + steps % size
+        counts = collections.Counter(map(self._batch_shape, steps.tolist()))
+        sampled = sum(count * self.data.head.flops(self.model, *shape) for shape, count in counts.items())
+        return sampled * (stop - start) // len(steps)
 
     def planned(self) -> tuple[int, Batch, jax.stages.Wrapped, Batch]:
         """Returns the inputs of the planner.

@@ -16,7 +16,8 @@ from jax.sharding import Mesh
 from bertjax.common.errors import DamagedWeights, UserError
 from bertjax.config.model_config import Compute
 from bertjax.data.batch import Batch
-from bertjax.data.loading.examples import Examples, evaluation_batches, packed_evaluation
+from bertjax.data.loading.evaluation import evaluation_batches, packed_evaluation
+from bertjax.data.loading.examples import Examples
 from bertjax.data.loading.packing import index_in_row
 from bertjax.distributed.mesh import Rows, compute_for, local_rows, replicated
 from bertjax.distributed.rules import RULES

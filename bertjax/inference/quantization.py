@@ -15,7 +15,7 @@ STEPS, OFFSET = 255, 128  # An int8 is the number of a step from the least value
 ROWS_AT_ONCE = 1 << 16  # rows in memory, while the ranges are computed
 
 
-class Description(msgspec.Struct, forbid_unknown_fields=True):
+class QuantizedFormat(msgspec.Struct, forbid_unknown_fields=True):
     """The content of the .json beside an .npy with small embeddings.
 
     Args:
@@ -89,9 +89,9 @@ class Quantizer:
         sizes = (self.ranges[1] - self.ranges[0]) / np.float32(STEPS)
         return np.where(sizes == 0, np.float32(1), sizes)
 
-    def describe(self) -> Description:
+    def describe(self) -> QuantizedFormat:
         """Returns the description for a file of small embeddings."""
-        return Description(self.precision, self.width, None if self.ranges is None else self.ranges.tolist())
+        return QuantizedFormat(self.precision, self.width, None if self.ranges is None else self.ranges.tolist())
 
 
 def check_precision(precision: str, calibration: str) -> None:
@@ -122,7 +122,7 @@ def read_ranges(path: epath.PathLike) -> np.ndarray:
     """
     flag, content = f"--calibration={path}", "an .npy of float embeddings, or the .json of int8 embeddings"
     if str(path).endswith(".json"):
-        ranges: Any = read_json(path, Description, f"expected {content}").ranges
+        ranges: Any = read_json(path, QuantizedFormat, f"expected {content}").ranges
         if ranges is None or len(ranges) != 2 or len(ranges[0]) != len(ranges[1]):
             raise UserError(f"{flag}: has no ranges, expected {content}; correct the path")
         return _checked(np.array(ranges, np.float32), flag)

@@ -35,7 +35,7 @@ from bertjax.data.loading.examples import Examples
 from bertjax.inference import predictor
 from bertjax.inference.heads import Head
 from bertjax.inference.losses import LabelLoss
-from bertjax.inference.quantization import Description, Quantizer
+from bertjax.inference.quantization import QuantizedFormat, Quantizer
 from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.models.heads import PooledStates
 
@@ -405,7 +405,7 @@ def _write_sidecar(path: epath.Path, quantizer: Quantizer | None) -> None:
         write_whole(sidecar, msgspec.json.encode(quantizer.describe()) + b"\n")
     elif sidecar.is_file():
         with contextlib.suppress(UserError):  # A file with another content stays.
-            read_json(sidecar, Description)
+            read_json(sidecar, QuantizedFormat)
             sidecar.unlink()
 
 

@@ -88,7 +88,7 @@ class Server:
             message = error.reason
             if error.status == 404:
                 missing = request.rel_url.raw_path  # without line breaks
-                message = f"the server has no path {missing}; {describe_paths(self._methods)}"
+                message = f"the server has no path {missing}; {describe_paths(self._methods, self._model)}"
             elif error.status == 413:
                 message = f"the request is too large; expected at most {self._limits.characters:,} characters of text"
             response = _error(endpoint, error.status, message)

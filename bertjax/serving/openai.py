@@ -35,7 +35,7 @@ class EmbeddingsBody(msgspec.Struct):
     dimensions: Dimensions | None = None
 
 
-class Embeddings(OpenAI, Computation):
+class CreateEmbeddings(OpenAI, Computation):
     """Computes embeddings with the default prompt of the checkpoint."""
 
     field = "input"

@@ -9,7 +9,7 @@ from bertjax.serving.methods import METHODS, Method
 
 # Protocols of other servers. Several protocols may share a path: the field with the inputs distinguishes them.
 COMPUTATIONS: dict[str, Computation] = {
-    "/v1/embeddings": openai.Embeddings(),
+    "/v1/embeddings": openai.CreateEmbeddings(),
     "/v1/rerank": rerank.Rerank(version=1),
     "/v2/rerank": rerank.Rerank(version=2),
     "/embed": text_embeddings_inference.Embed(),
@@ -31,7 +31,7 @@ def computations_of(methods: dict[str, type[Method]], model: Model) -> dict[str,
         are answered with an error, unless another protocol of the path supports the checkpoint.
       model: the checkpoint.
     """
-    paths = describe_paths(methods)
+    paths = describe_paths(methods, model)
     computations: dict[str, list[Computation]] = {path: [computation] for path, computation in COMPUTATIONS.items()}
     for name in METHODS | methods:
         protocols = computations.setdefault(f"/{name}", [])
@@ -48,8 +48,9 @@ def _supports(computation: Computation, model: Model) -> bool:
     return True
 
 
-def describe_paths(methods: Iterable[str]) -> str:
-    """Returns the paths that the server answers, for error messages."""
-    paths = dict.fromkeys([*(f"/{name}" for name in methods), *COMPUTATIONS])
+def describe_paths(methods: Iterable[str], model: Model) -> str:
+    """Returns the paths that the server answers with this checkpoint, for error messages."""
+    protocols = (path for path, computation in COMPUTATIONS.items() if _supports(computation, model))
+    paths = dict.fromkeys([*(f"/{name}" for name in methods), *protocols])
     *first, last = PAGES
     return f"the paths are {', '.join(f'POST {path}' for path in paths)}, GET {', '.join(first)} and {last}"

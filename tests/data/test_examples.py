@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax.data.batch import RowSize
+from bertjax.data.loading import evaluation
 from bertjax.data.loading import examples as batching
 from bertjax.data.loading.examples import Examples, PackedOrder, TokenOrder, TrainingOrder, padded_length
 
@@ -107,7 +108,7 @@ def test_batches_of_equal_tokens_hold_every_example_once(count, batch_size, mult
 
 def test_evaluation_counts_every_example_once():
     examples, seen = make_examples(45, labels=np.arange(45)), []
-    for rows, length in batching.evaluation_batches(examples, 8, 128):
+    for rows, length in evaluation.evaluation_batches(examples, 8, 128):
         batch = examples.batch(rows, length)
         for host in range(4):  # some hosts have no examples in the last batch
             host_rows = slice(2 * host, 2 * host + 2)
@@ -120,7 +121,7 @@ def test_evaluation_counts_every_example_once():
         np.testing.assert_array_equal(batch["segments"].sum(1)[real], examples.lengths[rows[real]])
         seen.extend(rows[real])
     assert sorted(seen) == list(range(45))
-    assert not list(batching.evaluation_batches(Examples([], []), 8, 128))
+    assert not list(evaluation.evaluation_batches(Examples([], []), 8, 128))
 
 
 IDS = [np.array([7, 8, 9]), np.array([5]), np.array([1, 2]), np.array([3])]
@@ -195,13 +196,13 @@ def test_short_examples_share_rows():
 @pytest.mark.parametrize("batch_size, multiple", [(8, 1), (8, 4), (64, 8)])
 def test_packed_evaluation_counts_every_example_once(batch_size, multiple):
     examples, seen, shapes = make_examples(45, labels=np.arange(45)), [], set()
-    for packed_batch, *places in batching.packed_evaluation(examples, batch_size, 128, multiple):
+    for packed_batch, *places in evaluation.packed_evaluation(examples, batch_size, 128, multiple):
         batch = examples.packed(packed_batch, *places)
         assert [ids[0] - 1 for _, _, ids in found_in(batch)] == packed_batch.tolist()
         seen += packed_batch.tolist()
         shapes.add(batch["input_ids"].shape)
     assert sorted(seen) == list(range(45)) and len(shapes) == 1 and shapes.pop()[0] % multiple == 0
-    assert not list(batching.packed_evaluation(Examples([], []), batch_size, 128, multiple))
+    assert not list(evaluation.packed_evaluation(Examples([], []), batch_size, 128, multiple))
 
 
 def test_packed_batches_have_labels_and_choices():

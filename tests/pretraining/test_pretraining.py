@@ -19,7 +19,8 @@ from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, stage
 from bertjax.config.model_config import BertConfig
 from bertjax.config.resolved import ResolvedConfig
-from bertjax.data.loading.examples import Examples, packed_evaluation
+from bertjax.data.loading.evaluation import packed_evaluation
+from bertjax.data.loading.examples import Examples
 from bertjax.data.preprocessing import preparation
 from bertjax.data.records.record_sets import find_records
 from bertjax.distributed.mesh import make_mesh, put_batch

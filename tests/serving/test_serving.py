@@ -114,6 +114,12 @@ def test_mistakes_are_answered_in_one_line(server, path, content, status, messag
     assert response_status == status and message in answer["error"] and "\n" not in answer["error"]
 
 
+def test_errors_list_only_paths_that_support_the_checkpoint(server):
+    message = post(f"{server}/classify", {"texts": "a"})[1]["error"]
+    assert "POST /fill_mask, POST /" in message
+    assert not any(path in message for path in ("/rerank", "/v1/rerank", "/v1/embeddings", "/predict"))
+
+
 @pytest.mark.parametrize(
     "method, path, allowed",
     [
@@ -410,7 +416,9 @@ def test_inputs_of_canceled_requests_leave_the_queue():
     assert batches.count == 0 and seen == ["first", *"stuv"]
 
 
-def test_a_full_queue_refuses_requests_and_answers_waiting_requests(learnt, monkeypatch):
+@pytest.fixture
+def held(monkeypatch):
+    """Makes all servers answer `/echo` only after an event; returns the events (a request has begun, go on)."""
     began, hold = threading.Event(), threading.Event()
 
     class Echo(Method):
@@ -420,14 +428,25 @@ def test_a_full_queue_refuses_requests_and_answers_waiting_requests(learnt, monk
             return inputs
 
     monkeypatch.setattr(serving_http, "request_methods_of", lambda model: {"echo": Echo})
+    return began, hold
+
+
+def wait_for(url, line):
+    """Waits until the metrics of a server have a line."""
+    deadline = time.monotonic() + 60
+    while line not in metrics_of(url):
+        assert time.monotonic() < deadline
+
+
+def test_a_full_queue_refuses_requests_and_answers_waiting_requests(learnt, held):
+    began, hold = held
     server = serving_http.Server(learnt["tag"][0], LIMITS._replace(waiting=4))
     with serving_here(server) as url, concurrent.futures.ThreadPoolExecutor(2) as pool:
         try:
             first = pool.submit(post, f"{url}/echo", {"texts": ["now"]})
             assert began.wait(60)
-            waiting, deadline = pool.submit(post, f"{url}/echo", {"texts": [*"abcd"]}), time.monotonic() + 60
-            while "bertjax_texts_waiting 4.0" not in metrics_of(url):
-                assert time.monotonic() < deadline
+            waiting = pool.submit(post, f"{url}/echo", {"texts": [*"abcd"]})
+            wait_for(url, "bertjax_texts_waiting 4.0")
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(f"{url}/echo", b'{"texts": "e"}')
             assert refused.value.code == 503 and int(refused.value.headers["Retry-After"]) > 0
@@ -438,21 +457,8 @@ def test_a_full_queue_refuses_requests_and_answers_waiting_requests(learnt, monk
         assert waiting.result() == (200, {"results": [*"abcd"]})
 
 
-def test_texts_of_a_client_that_has_gone_wait_no_longer(learnt, monkeypatch):
-    began, hold = threading.Event(), threading.Event()
-
-    class Echo(Method):
-        def compute(self, model, inputs):
-            began.set()
-            hold.wait(60)
-            return inputs
-
-    def wait_for(line):
-        deadline = time.monotonic() + 60
-        while line not in metrics_of(url):
-            assert time.monotonic() < deadline
-
-    monkeypatch.setattr(serving_http, "request_methods_of", lambda model: {"echo": Echo})
+def test_texts_of_a_client_that_has_gone_wait_no_longer(learnt, held):
+    began, hold = held
     with (
         serving_here(serving_http.Server(learnt["tag"][0], LIMITS)) as url,
         concurrent.futures.ThreadPoolExecutor(1) as pool,
@@ -462,9 +468,9 @@ def test_texts_of_a_client_that_has_gone_wait_no_longer(learnt, monkeypatch):
             assert began.wait(60)
             client = http.client.HTTPConnection(url.removeprefix("http://"))
             client.request("POST", "/echo", json.dumps({"texts": [*"abcd"]}))
-            wait_for("bertjax_texts_waiting 4.0")
+            wait_for(url, "bertjax_texts_waiting 4.0")
             client.close()
-            wait_for("bertjax_texts_waiting 0.0")
+            wait_for(url, "bertjax_texts_waiting 0.0")
         finally:
             hold.set()
         assert first.result() == (200, {"results": ["now"]})
