@@ -12,6 +12,8 @@ from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
 from bertjax.interop import conversion, pretrained
 from bertjax.models import families
+from bertjax.models.deberta_v2.attention import buckets_of
+from bertjax.models.deberta_v2.config import DebertaV2Config
 from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.electra.config import ElectraConfig
 from bertjax.models.eurobert.config import EuroBertConfig
@@ -44,6 +46,12 @@ LAYERS = dict(num_hidden_layers=6, local_attention=16, attention_dropout=0.2)
 KINDS = ["full_attention", "sliding_attention"] * 3
 SPECIAL = dict(pad_token_id=0, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3)
 ROPE = dict(rope_type="default", rope_theta=250_000.0)
+# The fields of DeBERTa-v3, with fewer buckets. The distances of a text are more than the buckets.
+BUCKETS = dict(share_att_key=True, position_buckets=8, norm_rel_ebd="layer_norm", position_biased_input=False)
+OLD_DEBERTA = dict(
+    share_att_key=False, position_buckets=-1, max_relative_positions=5, norm_rel_ebd="none", conv_kernel_size=3,
+    position_biased_input=True, type_vocab_size=2, legacy=False,
+)  # fmt: skip
 # The prefix of the transformers classes, the fields of their config, and the bertjax config of the same model.
 MODELS = {
     "bert": ("Bert", POSITIONED, BertConfig(**POSITIONED, hidden_act="gelu")),
@@ -65,6 +73,10 @@ MODELS = {
     "eurobert": (
         "EuroBert", SIZES | dict(num_key_value_heads=2, rope_parameters=ROPE, pad_token_id=0),
         EuroBertConfig(**SIZES, num_key_value_heads=2, head_dim=8),
+    ),
+    "deberta-v2": (
+        "DebertaV2", POSITIONED | BUCKETS | dict(relative_attention=True, pos_att_type=["p2c", "c2p"]),
+        DebertaV2Config(**POSITIONED | BUCKETS),
     ),
     "xlnet": (
         "XLNet", dict(vocab_size=150, d_model=32, n_layer=2, n_head=4, d_inner=48, mem_len=None), XlnetConfig(**SIZES),
@@ -107,7 +119,8 @@ def batch_of(name: str, length: int):
     inside = (places < sizes).astype(np.int32)
     padding = 1 if "robert" in name or name == "camembert" else 0
     ids = np.where(inside, rng.integers(5, 150, inside.shape), padding).astype(np.int32)
-    types = np.where(places >= sizes // 2, inside, 0) if name in ("bert", "electra", "xlnet") else 0 * ids
+    has_types = name in ("bert", "electra", "xlnet")
+    types = np.where(places >= sizes // 2, inside, 0) if has_types else 0 * ids
     arguments = dict(input_ids=torch.tensor(ids, dtype=torch.long), attention_mask=torch.tensor(inside))
     if types.any():
         arguments["token_type_ids"] = torch.tensor(types, dtype=torch.long)
@@ -125,6 +138,10 @@ def batch_of(name: str, length: int):
         ("modernbert", 41, {}),
         ("eurobert", 9, {}),
         ("eurobert", 33, dict(num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)),
+        ("deberta-v2", 1, {}),
+        ("deberta-v2", 64, {}),
+        ("deberta-v2", 9, dict(relative_attention=False, conv_kernel_size=5, conv_act="gelu")),
+        ("deberta-v2", 41, OLD_DEBERTA),
     ],
 )
 def test_states_logits_attention_and_gradients_equal_transformers(name, length, fields, tmp_path):
@@ -175,10 +192,12 @@ def classes():
         "electra": ("ForMaskedLM", "ForPreTraining", *four),
         "modernbert": ("Model", "ForMaskedLM", *four),
         "eurobert": ("Model", "ForMaskedLM", *four[:2]),
+        "deberta-v2": ("Model", "ForMaskedLM", *four),
         "xlnet": ("Model", *BERTS, four[0], four[1], four[3]),
     }.items():
         yield from ((name, head, {}) for head in heads)
     yield from (("modernbert", head, dict(classifier_pooling="mean")) for head in (four[0], four[3]))
+    yield from (("deberta-v2", head, OLD_DEBERTA) for head in ("Model", "ForMaskedLM"))
     yield from (("eurobert", four[0], dict(classifier_pooling=pooling)) for pooling in ("bos", "mean"))
 
 
