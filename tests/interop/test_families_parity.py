@@ -119,8 +119,7 @@ def batch_of(name: str, length: int):
     inside = (places < sizes).astype(np.int32)
     padding = 1 if "robert" in name or name == "camembert" else 0
     ids = np.where(inside, rng.integers(5, 150, inside.shape), padding).astype(np.int32)
-    has_types = name in ("bert", "electra", "xlnet")
-    types = np.where(places >= sizes // 2, inside, 0) if has_types else 0 * ids
+    types = np.where(places >= sizes // 2, inside, 0) if name in ("bert", "electra", "xlnet") else 0 * ids
     arguments = dict(input_ids=torch.tensor(ids, dtype=torch.long), attention_mask=torch.tensor(inside))
     if types.any():
         arguments["token_type_ids"] = torch.tensor(types, dtype=torch.long)
@@ -140,7 +139,7 @@ def batch_of(name: str, length: int):
         ("eurobert", 33, dict(num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)),
         ("deberta-v2", 1, {}),
         ("deberta-v2", 64, {}),
-        ("deberta-v2", 9, dict(relative_attention=False, conv_kernel_size=5, conv_act="gelu")),
+        ("deberta-v2", 9, dict(relative_attention=False, norm_rel_ebd="none", conv_kernel_size=5, conv_act="gelu")),
         ("deberta-v2", 41, OLD_DEBERTA),
     ],
 )

@@ -30,7 +30,7 @@ DECODER_BIAS, POSITION_IDS = "cls.predictions.decoder.bias", "deberta.embeddings
 class DebertaV2Format(tensors.TableFormat):
     """Folders of DeBERTa-v2, DeBERTa-v3 and mDeBERTa."""
 
-    classes: ClassVar = {"DebertaV2": "DeBERTa"}
+    classes: ClassVar = {"DebertaV2": "DeBERTa-v2"}
     inputs = ("input_ids", "attention_mask", "token_type_ids")
     special_ids: ClassVar = {"pad_token_id": "pad"}
     architectures: ClassVar = {
@@ -150,7 +150,7 @@ class DebertaV2Format(tensors.TableFormat):
 
 def _terms(path: epath.Path, value: Any) -> str:
     """Returns the terms of pos_att_type, a list or a text such as "p2c|c2p", in the order of published models."""
-    terms = value.lower().split("|") if isinstance(value, str) else [] if value is None else value
+    terms = [term.strip() for term in value.lower().split("|")] if isinstance(value, str) else value or []
     if not isinstance(terms, list) or {*map(str, terms)} - {"p2c", "c2p"}:
         raise UserError(f"{path}: pos_att_type {value!r} is not supported; supported: p2c, c2p, p2c|c2p")
     return "|".join(term for term in ("p2c", "c2p") if term in terms)
