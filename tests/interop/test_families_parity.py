@@ -179,6 +179,17 @@ def test_states_logits_attention_and_gradients_equal_transformers(name, length, 
         np.testing.assert_allclose(result, [x[0].detach() for x in expected.attentions], atol=1e-5)
 
 
+@pytest.mark.parametrize("buckets, largest", [(256, 512), (32, 128), (7, 50), (512, 32768)])
+def test_buckets_of_distances_equal_transformers(buckets, largest):
+    """Distances beyond the largest one are clipped to its bucket."""
+    apart = np.arange(-largest, largest + 1)
+    theirs = transformers.models.deberta_v2.modeling_deberta_v2
+    expected = theirs.make_log_bucket_position(torch.tensor(apart), buckets, largest).numpy()
+    ours = buckets_of(apart, buckets, largest)
+    np.testing.assert_array_equal(np.clip(ours, -buckets, buckets - 1), np.clip(expected, -buckets, buckets - 1))
+    assert len({*ours}) < len(apart)
+
+
 def classes():
     """Yields model names, suffixes of the class names, and fields of a config."""
     four = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")

@@ -470,7 +470,7 @@ ROPE = "rope_parameters"
     ("eurobert", {"num_key_value_heads": 1}, "self_attn.k_proj.weight has shape .*; expected"),
     ("eurobert", {"tie_word_embeddings": True},
      "lm_head.weight differs from model.embed_tokens.weight; expected equal"),
-    ("deberta_v2", {"pos_att_type": "c2p|p2p"}, "pos_att_type 'c2p|p2p' is not supported; supported: p2c, c2p, p2c|c2p"),
+    ("deberta_v2", {"pos_att_type": "c2p|p2p"}, "pos_att_type 'c2p|p2p' is not supported; supported: p2c, c2p"),
     ("deberta_v2", {"pos_att_type": 5}, "pos_att_type 5 is not supported; supported: p2c, c2p"),
     ("deberta_v2", {"attention_head_size": 4}, "attention_head_size 4 is not supported; supported: 8"),
     ("deberta_v2", {"embedding_size": 8}, "embedding_size 8 is not supported; supported: 16"),

@@ -22,6 +22,7 @@ UNUSED_FIELDS = ("cls_dropout",)  # a dropout rate in training
 FIELDS = json_config.ConfigFields(
     DebertaV2Config, "deberta-v2", REQUIRED, ("family",), only=SUPPORTED_VALUES, also=(*SIZES, *UNUSED_FIELDS)
 )
+TERMS = ("p2c", "c2p")  # of pos_att_type, in the order of published models
 BIAS = "cls.predictions.bias"
 # Tensors of old files: a copy of the bias, and the constant 0, 1, 2, ...
 DECODER_BIAS, POSITION_IDS = "cls.predictions.decoder.bias", "deberta.embeddings.position_ids"
@@ -32,7 +33,7 @@ class DebertaV2Format(tensors.TableFormat):
 
     classes: ClassVar = {"DebertaV2": "DeBERTa-v2"}
     inputs = ("input_ids", "attention_mask", "token_type_ids")
-    special_ids: ClassVar = {"pad_token_id": "pad"}
+    special_ids: ClassVar = {"pad_token_id": "pad", "bos_token_id": "cls", "eos_token_id": "sep"}
     architectures: ClassVar = {
         "DebertaV2Model": (),
         "DebertaV2ForMaskedLM": ("masked_lm",),
@@ -67,59 +68,27 @@ class DebertaV2Format(tensors.TableFormat):
 
     def table(self, config: DebertaV2Config, parts: Collection[str], labels: int) -> tensors.TensorTable:
         """Returns the tensors of a model, see `TableFormat.table`."""
-        hidden, heads = config.hidden_size, (config.num_attention_heads, config.head_size)
-        size, inner, table = (hidden,), (config.intermediate_size,), tensors.TensorTable()
-        path, name = ("bert", "embeddings"), "deberta.embeddings"
-        table.array((*path, "word", "embedding"), self.words, config.vocab_size, hidden)
-        if config.position_biased_input:
-            rows = config.max_position_embeddings
-            table.array((*path, "position", "embedding"), f"{name}.position_embeddings.weight", rows, hidden)
-        if config.type_vocab_size:
-            rows = config.type_vocab_size
-            table.array((*path, "token_type", "embedding"), f"{name}.token_type_embeddings.weight", rows, hidden)
-        table.norm((*path, "norm"), f"{name}.LayerNorm", hidden, bias=True)
-        self._add_shared(table, config)
+        hidden, size, table = config.hidden_size, (config.hidden_size,), tensors.TensorTable()
+        rows = config.max_position_embeddings if config.position_biased_input else 0
+        for part, count in (("word", config.vocab_size), ("position", rows), ("token_type", config.type_vocab_size)):
+            if count:
+                name = f"deberta.embeddings.{part}_embeddings.weight"
+                table.array(("bert", "embeddings", part, "embedding"), name, count, hidden)
+        table.norm(("bert", "embeddings", "norm"), "deberta.embeddings.LayerNorm", hidden, bias=True)
+        _add_shared(table, config)
         for number in range(config.num_hidden_layers):
-            path, name = ("bert", "layers", number), f"deberta.encoder.layer.{number}"
-            projections = tuple(f"{name}.attention.self.{part}_proj" for part in ("query", "key", "value"))
-            table.dense((*path, "attention", "query_key_value"), projections, size, heads, bias=True)
-            if config.relative_attention and not config.share_att_key:
-                for part, term in (("key", "c2p"), ("query", "p2c")):
-                    if term in config.position_terms:
-                        projection = f"{name}.attention.self.pos_{part}_proj"
-                        table.dense((*path, "attention", f"distance_{part}"), projection, size, heads, bias=True)
-            table.dense((*path, "attention", "output"), f"{name}.attention.output.dense", heads, size, bias=True)
-            table.norm((*path, "attention_norm"), f"{name}.attention.output.LayerNorm", hidden, bias=True)
-            table.dense((*path, "intermediate"), f"{name}.intermediate.dense", size, inner, bias=True)
-            table.dense((*path, "output"), f"{name}.output.dense", inner, size, bias=True)
-            table.norm((*path, "output_norm"), f"{name}.output.LayerNorm", hidden, bias=True)
+            _add_layer(table, ("bert", "layers", number), f"deberta.encoder.layer.{number}", config)
         if "masked_lm" in parts:
             head = "cls.predictions" if config.legacy else "lm_predictions.lm_head"
             transform = f"{head}.transform" if config.legacy else head
             table.dense(("masked_lm", "dense"), f"{transform}.dense", size, size, bias=True)
             table.norm(("masked_lm", "norm"), f"{transform}.LayerNorm", hidden, bias=True)
             table.array(("masked_lm", "bias"), f"{head}.bias", config.vocab_size)
-        if "pooler" in parts:
-            table.dense(("bert", "pooler", "dense"), "pooler.dense", size, size, bias=True)
-        if "classifier" in parts:
-            table.dense(("classifier", "dense"), "classifier", size, (labels,), bias=True)
-        if "spans" in parts:
-            table.dense(("spans", "dense"), "qa_outputs", size, (2,), bias=True)
+        heads = (("bert", "pooler"), "pooler.dense", hidden), (("classifier",), "classifier", labels)
+        for path, name, outputs in (*heads, (("spans",), "qa_outputs", 2)):
+            if path[-1] in parts:
+                table.dense((*path, "dense"), name, size, (outputs,), bias=True)
         return table
-
-    def _add_shared(self, table: tensors.TensorTable, config: DebertaV2Config) -> None:
-        """Adds the tensors that layers share: the embeddings of distances, and the convolution."""
-        path, name, hidden = ("bert", "encoder"), "deberta.encoder", config.hidden_size
-        if config.relative_attention:
-            rows = config.distance_rows
-            table.array((*path, "distances", "embedding"), f"{name}.rel_embeddings.weight", rows, hidden)
-            if config.norm_rel_ebd == "layer_norm":
-                table.norm((*path, "distances", "norm"), f"{name}.LayerNorm", hidden, bias=True)
-        if width := config.conv_kernel_size:
-            kernel = tensors.Tensor((f"{name}.conv.conv.weight",), (hidden, width, hidden), (hidden, hidden, width))
-            table[*path, "convolution", "kernel"] = kernel
-            table.array((*path, "convolution", "bias"), f"{name}.conv.conv.bias", hidden)
-            table.norm((*path, "convolution", "norm"), f"{name}.conv.LayerNorm", hidden, bias=True)
 
     def parts_in(self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> list[str]:
         """Returns the parts of a checkpoint. As in transformers, `legacy` determines the masked-LM head to read."""
@@ -136,7 +105,8 @@ class DebertaV2Format(tensors.TableFormat):
         """
         if not config.legacy:
             return ""
-        if not np.array_equal(state_dict.get(DECODER_BIAS, bias := state_dict.get(BIAS)), bias):
+        biases = [state_dict[name] for name in (BIAS, DECODER_BIAS) if name in state_dict]
+        if not all(np.array_equal(biases[0], bias) for bias in biases):
             raise UserError(f"{source}: {DECODER_BIAS} differs from {BIAS}; expected equal tensors, which are tied")
         return super().untied_reason(state_dict, fields, config, source)
 
@@ -148,12 +118,45 @@ class DebertaV2Format(tensors.TableFormat):
         return params, [name for name in ignored if name not in (DECODER_BIAS, POSITION_IDS)], problem
 
 
+def _add_shared(table: tensors.TensorTable, config: DebertaV2Config) -> None:
+    """Adds the tensors that layers share: the embeddings of distances, and the convolution."""
+    path, name, hidden = ("bert", "encoder"), "deberta.encoder", config.hidden_size
+    if config.relative_attention:
+        rows = config.distance_rows
+        table.array((*path, "distances", "embedding"), f"{name}.rel_embeddings.weight", rows, hidden)
+        if config.norm_rel_ebd == "layer_norm":
+            table.norm((*path, "distances", "norm"), f"{name}.LayerNorm", hidden, bias=True)
+    if width := config.conv_kernel_size:
+        kernel = tensors.Tensor((f"{name}.conv.conv.weight",), (hidden, width, hidden), (hidden, hidden, width))
+        table[*path, "convolution", "kernel"] = kernel
+        table.array((*path, "convolution", "bias"), f"{name}.conv.conv.bias", hidden)
+        table.norm((*path, "convolution", "norm"), f"{name}.conv.LayerNorm", hidden, bias=True)
+
+
+def _add_layer(table: tensors.TensorTable, path: tuple, name: str, config: DebertaV2Config) -> None:
+    """Adds the tensors of the layer with the params at `path` and the tensors `name`."""
+    hidden, heads = config.hidden_size, (config.num_attention_heads, config.head_size)
+    size, inner, attention = (hidden,), (config.intermediate_size,), f"{name}.attention.self"
+    projections = tuple(f"{attention}.{part}_proj" for part in ("query", "key", "value"))
+    table.dense((*path, "attention", "query_key_value"), projections, size, heads, bias=True)
+    for part, term in (("key", "c2p"), ("query", "p2c")):
+        if config.relative_attention and not config.share_att_key and term in config.position_terms:
+            table.dense(
+                (*path, "attention", f"distance_{part}"), f"{attention}.pos_{part}_proj", size, heads, bias=True
+            )
+    table.dense((*path, "attention", "output"), f"{name}.attention.output.dense", heads, size, bias=True)
+    table.norm((*path, "attention_norm"), f"{name}.attention.output.LayerNorm", hidden, bias=True)
+    table.dense((*path, "intermediate"), f"{name}.intermediate.dense", size, inner, bias=True)
+    table.dense((*path, "output"), f"{name}.output.dense", inner, size, bias=True)
+    table.norm((*path, "output_norm"), f"{name}.output.LayerNorm", hidden, bias=True)
+
+
 def _terms(path: epath.Path, value: Any) -> str:
-    """Returns the terms of pos_att_type, a list or a text such as "p2c|c2p", in the order of published models."""
+    """Returns the terms of pos_att_type, a list or a text such as "p2c|c2p"."""
     terms = [term.strip() for term in value.lower().split("|")] if isinstance(value, str) else value or []
-    if not isinstance(terms, list) or {*map(str, terms)} - {"p2c", "c2p"}:
-        raise UserError(f"{path}: pos_att_type {value!r} is not supported; supported: p2c, c2p, p2c|c2p")
-    return "|".join(term for term in ("p2c", "c2p") if term in terms)
+    if not isinstance(terms, list) or any(term not in TERMS for term in terms):
+        raise UserError(f"{path}: pos_att_type {value!r} is not supported; supported: {', '.join(TERMS)}")
+    return "|".join(term for term in TERMS if term in terms)
 
 
 FORMAT = DebertaV2Format()

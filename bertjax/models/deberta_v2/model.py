@@ -10,7 +10,7 @@ from bertjax.config.model_config import Compute
 from bertjax.models.deberta_v2.attention import DisentangledAttention, Distances, rows_of_distances
 from bertjax.models.deberta_v2.config import DebertaV2Config
 from bertjax.nn.attention import Dense, LayerNorm, partitioned, standardize
-from bertjax.nn.encoder import ACTIVATIONS, Embedding, activate, recomputed, scan_layers
+from bertjax.nn.encoder import ACTIVATIONS, activate, recomputed, scan_layers
 from bertjax.nn.encoder_model import EncoderModel, layer_inputs
 from bertjax.nn.heads import Pooler
 from bertjax.nn.ops.dropout import dropout, fold_in
@@ -59,7 +59,7 @@ class DebertaV2Model(EncoderModel):
 
 
 class Convolved(NamedTuple):
-    """The result of `Convolution` `[batch, length, hidden]`, and the params of the LayerNorm after the sum `[hidden]`."""
+    """The result of `Convolution` `[batch, length, hidden]`, and the params `[hidden]` of the LayerNorm of the sum."""
 
     states: jax.Array
     scale: jax.Array
