@@ -8,7 +8,8 @@ products have the shape `[batch, heads, length, 2 length - 1]`, and `relative_at
 key to its place. `shift` consists of a padding, a reshape and a slice, which TPUs compute at the speed of their memory.
 The code of the paper multiplies by the embeddings of buckets instead, and gathers the scores of distances. A TPU reads
 the elements of such a gather one by one. The products are not larger for texts that are shorter than the number of
-buckets, and twice as large for the longest texts of the published models.
+buckets, and twice as large for the longest texts of the published models. A program for texts of any length (ONNX)
+gathers the scores, because its reshapes cannot depend on the length.
 """
 
 import math
@@ -32,7 +33,8 @@ class Distances(NamedTuple):
 
     Attributes:
       embeddings: `[rows, hidden]`.
-      rows: int32 `[2 length - 1]`, the row of each distance, from the largest distance to the smallest.
+      rows: int32 `[2 length - 1]`, the row of each distance, from the largest distance to the smallest. For a text of
+        symbolic length, as in ONNX: the rows of all pairs, `[queries, keys]`.
     """
 
     embeddings: Array
@@ -42,7 +44,8 @@ class Distances(NamedTuple):
 class Read(NamedTuple):
     """The projections of hidden states, `[batch, length, heads, size]`, and of distances, `[distances, heads, size]`.
 
-    The projections of distances are in the order of `Distances.rows`. They are None without their term of the scores.
+    The projections of distances are in the order of `Distances.rows`, or in the order of the embeddings for a text of
+    symbolic length. They are None without their term of the scores.
     """
 
     queries: Array
@@ -50,16 +53,18 @@ class Read(NamedTuple):
     values: Array
     distance_keys: Array | None
     distance_queries: Array | None
+    rows: Array | None
 
 
 def rows_of_distances(config: DebertaV2Config, length: Any) -> Array:
-    """Returns the row of the embedding of each distance in a text, int32 `[2 length - 1]`, see `Distances`."""
-    largest = config.largest_distance
+    """Returns `Distances.rows`."""
+    largest, places = config.largest_distance, jnp.arange(length)
+    in_text = distances(length, length, is_causal=False) if isinstance(length, int) else places[:, None] - places
     apart = np.arange(-largest, largest + 1)
     if 0 < config.position_buckets:
         apart = buckets_of(apart, config.position_buckets, largest)
     rows = np.clip(apart + config.distance_rows // 2, 0, config.distance_rows - 1).astype(np.int32)
-    return jnp.asarray(rows)[jnp.clip(distances(length, length, is_causal=False), -largest, largest) + largest]
+    return jnp.asarray(rows)[jnp.clip(in_text, -largest, largest) + largest]
 
 
 def buckets_of(apart: np.ndarray, buckets: int, largest: int) -> np.ndarray:
@@ -84,15 +89,23 @@ def buckets_of(apart: np.ndarray, buckets: int, largest: int) -> np.ndarray:
 def scores_of(config: DebertaV2Config, read: Read) -> Array:
     """Returns the float32 scores `[batch, heads, queries, keys]`."""
     product: dict[str, Any] = dict(preferred_element_type=jnp.float32)
-    length = read.keys.shape[1]
+    rows, length = read.rows, read.keys.shape[1]
+
+    def of_pairs(by_distance: Array, rows: Array | None) -> Array:
+        """Returns the scores of pairs: `[batch, heads, x, distances]` -> `[batch, heads, x, y]`."""
+        if rows is None:
+            return shift(by_distance, length)
+        return jnp.take_along_axis(by_distance, jnp.broadcast_to(rows, (*by_distance.shape[:2], *rows.shape)), axis=-1)
+
     scores = jnp.einsum("bqhd,bkhd->bhqk", read.queries, read.keys, **product)
     if read.distance_keys is not None:
         by_distance = jnp.einsum("bqhd,rhd->bhqr", read.queries, read.distance_keys, **product)
-        scores += shift(by_distance, length)
+        scores += of_pairs(by_distance, rows)
     if read.distance_queries is not None:
-        # For a key, the distance of the queries ascends.
-        by_distance = jnp.einsum("bkhd,rhd->bhkr", read.keys, read.distance_queries[::-1], **product)
-        scores += jnp.swapaxes(shift(by_distance, length), -1, -2)
+        # For a key, the distances of the queries ascend.
+        ascending = read.distance_queries[::-1] if rows is None else read.distance_queries
+        by_distance = jnp.einsum("bkhd,rhd->bhkr", read.keys, ascending, **product)
+        scores += jnp.swapaxes(of_pairs(by_distance, None if rows is None else rows.T), -1, -2)
     return scores / math.sqrt(config.head_size * (1 + len(config.position_terms)))
 
 
@@ -137,8 +150,10 @@ class DisentangledAttention(nn.Module):
             elif terms:
                 query = self.distance_query(embeddings)[0] if "p2c" in terms else None
                 key = self.distance_key(embeddings)[0] if "c2p" in terms else None
-            query, key = (None if rows is None else rows[apart.rows] for rows in (query, key))
-        return Read(states[0], states[1], states[2], key, query)
+        if apart is None or apart.rows.ndim == 2:
+            return Read(states[0], states[1], states[2], key, query, None if apart is None else apart.rows)
+        query, key = (None if rows is None else rows[apart.rows] for rows in (query, key))
+        return Read(states[0], states[1], states[2], key, query, None)
 
     def __call__(self, x: Array, apart: Distances | None, mask: Array, dropout_keys: Array | None = None) -> Array:
         """Returns the product of the output projection `[batch, length, hidden]`, without the bias `output.bias`.
