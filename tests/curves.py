@@ -67,6 +67,9 @@ def configs() -> dict:
             **{"packing": True, "optimizer.name": "stable_adamw", "optimizer.schedule": "trapezoid", **dynamic},
         ),
         "eurobert": _config("eurobert", dict(num_key_value_heads=1, head_dim=8), **{"optimizer.name": "muon"}),
+        "deberta-v2": _config(
+            "deberta_v2", dict(position_buckets=8, conv_kernel_size=3), **{"packing": True, **dynamic}
+        ),
         "lstms": _config("lstms", {}, **dynamic),
         "transformer-auxiliary": _with_objective(
             _config("bert", dict(causal=True, num_hidden_layers=2, vocab_size=261), **byte_pieces),

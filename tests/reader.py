@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from bertjax.cli.overrides import from_arguments
 from bertjax.config.defaults import pretraining_config
 from bertjax.interop import huggingface
+from bertjax.models.deberta_v2.config import DebertaV2Config
 from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.eurobert.config import EuroBertConfig
 from bertjax.models.heads import BertForMaskedLM
@@ -219,6 +220,7 @@ def write_published(folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
     sizes = SIZES | dict(vocab_size=len(pieces.pieces), max_position_embeddings=64)
     for name, config in (
         ("distilbert-base-uncased", DistilBertConfig(**sizes)),
+        ("deberta-v3-base", DebertaV2Config(**sizes)),
         ("EuroBERT-210m", EuroBertConfig(**sizes, num_key_value_heads=1, head_dim=8)),
     ):
         huggingface.write(folder / "path/to" / name, config, random_params(BertForMaskedLM(config), config), pieces)

@@ -24,22 +24,25 @@ CLASSES = {
     WordPiece.kind: ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", *GENERAL),
     BPE.kind: ("GPT2Tokenizer", "RobertaTokenizer", *GENERAL),
     SentencePiece.kind: GENERAL,
-    Unigram.kind: ("XLMRobertaTokenizer", "CamembertTokenizer", "XLNetTokenizer", *GENERAL),
+    Unigram.kind: ("XLMRobertaTokenizer", "CamembertTokenizer", "XLNetTokenizer", "DebertaV2Tokenizer", *GENERAL),
     Bytes.kind: GENERAL,
 }
 # The classes that return token types unless model_input_names states otherwise.
-WITH_TYPES = ("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer")
+WITH_TYPES = ("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "DebertaV2Tokenizer")
+# The classes with a unigram model that lower-case text if do_lower_case is true.
+LOWERCASING = ("XLNetTokenizer", "DebertaV2Tokenizer")
 # The ends of the names of models that read pairs of texts.
 WITH_PAIRS = ("ForSequenceClassification", "ForMultipleChoice", "ForQuestionAnswering", "ForNextSentencePrediction")
 # {model type: the class that transformers uses unless a file states another class}.
 BY_MODEL_TYPE = {
     "bert": "BertTokenizer", "distilbert": "BertTokenizer", "electra": "BertTokenizer",
     "roberta": "RobertaTokenizer", "gpt2": "GPT2Tokenizer", "xlm-roberta": "XLMRobertaTokenizer",
-    "camembert": "CamembertTokenizer", "xlnet": "XLNetTokenizer",
+    "camembert": "CamembertTokenizer", "xlnet": "XLNetTokenizer", "deberta-v2": "DebertaV2Tokenizer",
 }  # fmt: skip
 # {field of both files: the only supported value, in addition to null}.
 SUPPORTED_VALUES: dict[str, Any] = {
     "truncation_side": "right", "init_inputs": [], "sp_model_kwargs": {}, "fix_mistral_regex": False,
+    "split_by_punct": False,
     # Code in the folder, and arguments that replace the files.
     **dict.fromkeys((
         "_json_padding", "_json_truncation", "_spm_precompiled_charsmap", "args", "auto_map", "gguf_file", "merges",
@@ -260,14 +263,15 @@ def _check_unigram(folder: epath.Path, file: epath.Path, loaded: Unigram, settin
     """Raises `UserError` if a class of transformers normalizes text in another way than the file."""
     if not (name := _class(folder, settings)):
         return
-    is_xlnet = name == "XLNetTokenizer"
-    lowercase = is_xlnet and bool(settings.get("do_lower_case"))  # the other classes ignore do_lower_case
+    lowercase = name in LOWERCASING and bool(settings.get("do_lower_case"))
     if lowercase != loaded.lowercase:
         raise UserError(
             f"{folder / SETTINGS}: {name} has lowercase {lowercase}, but {file} has {loaded.lowercase}; use equal "
             f"values"
         )
-    supported = {"keep_accents": False, "unk_id": loaded.unk_id} if is_xlnet else {"add_prefix_space": True}
+    supported = (
+        {"keep_accents": False, "unk_id": loaded.unk_id} if name == "XLNetTokenizer" else {"add_prefix_space": True}
+    )
     require_supported(
         folder / SETTINGS, {field: value for field, value in settings.items() if value is not None}, supported
     )

@@ -43,6 +43,11 @@ MODELS = {
     "words": (lambda: made("BertForMaskedLM"), "logits", "BertForMaskedLM"),
     "windows": (modern, "last_hidden_state", "ModernBertModel"),
     "shared keys": (lambda: states_of("eurobert", num_key_value_heads=1, **SHORT), "last_hidden_state", None),
+    "distances": (
+        lambda: states_of("deberta_v2", position_buckets=8, **SHORT),
+        "last_hidden_state",
+        "DebertaV2Model",
+    ),
     "positions": (lambda: states_of("roberta", **SHORT), "last_hidden_state", "RobertaModel"),
 }
 

@@ -12,6 +12,8 @@ from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
 from bertjax.interop import conversion, pretrained
 from bertjax.models import families
+from bertjax.models.deberta_v2.attention import buckets_of
+from bertjax.models.deberta_v2.config import DebertaV2Config
 from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.electra.config import ElectraConfig
 from bertjax.models.eurobert.config import EuroBertConfig
@@ -44,6 +46,12 @@ LAYERS = dict(num_hidden_layers=6, local_attention=16, attention_dropout=0.2)
 KINDS = ["full_attention", "sliding_attention"] * 3
 SPECIAL = dict(pad_token_id=0, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3)
 ROPE = dict(rope_type="default", rope_theta=250_000.0)
+# The fields of DeBERTa-v3, with fewer buckets. The distances of a text are more than the buckets.
+BUCKETS = dict(share_att_key=True, position_buckets=8, norm_rel_ebd="layer_norm", position_biased_input=False)
+OLD_DEBERTA = dict(
+    share_att_key=False, position_buckets=-1, max_relative_positions=5, norm_rel_ebd="none", conv_kernel_size=3,
+    position_biased_input=True, type_vocab_size=2, legacy=False,
+)  # fmt: skip
 # The prefix of the transformers classes, the fields of their config, and the bertjax config of the same model.
 MODELS = {
     "bert": ("Bert", POSITIONED, BertConfig(**POSITIONED, hidden_act="gelu")),
@@ -65,6 +73,10 @@ MODELS = {
     "eurobert": (
         "EuroBert", SIZES | dict(num_key_value_heads=2, rope_parameters=ROPE, pad_token_id=0),
         EuroBertConfig(**SIZES, num_key_value_heads=2, head_dim=8),
+    ),
+    "deberta-v2": (
+        "DebertaV2", POSITIONED | BUCKETS | dict(relative_attention=True, pos_att_type=["p2c", "c2p"]),
+        DebertaV2Config(**POSITIONED | BUCKETS),
     ),
     "xlnet": (
         "XLNet", dict(vocab_size=150, d_model=32, n_layer=2, n_head=4, d_inner=48, mem_len=None), XlnetConfig(**SIZES),
@@ -125,6 +137,10 @@ def batch_of(name: str, length: int):
         ("modernbert", 41, {}),
         ("eurobert", 9, {}),
         ("eurobert", 33, dict(num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)),
+        ("deberta-v2", 1, {}),
+        ("deberta-v2", 64, {}),
+        ("deberta-v2", 9, dict(relative_attention=False, norm_rel_ebd="none", conv_kernel_size=5, conv_act="gelu")),
+        ("deberta-v2", 41, OLD_DEBERTA),
     ],
 )
 def test_states_logits_attention_and_gradients_equal_transformers(name, length, fields, tmp_path):
@@ -163,6 +179,17 @@ def test_states_logits_attention_and_gradients_equal_transformers(name, length, 
         np.testing.assert_allclose(result, [x[0].detach() for x in expected.attentions], atol=1e-5)
 
 
+@pytest.mark.parametrize("buckets, largest", [(256, 512), (32, 128), (7, 50), (512, 32768)])
+def test_buckets_of_distances_equal_transformers(buckets, largest):
+    """Distances beyond the largest one are clipped to its bucket."""
+    apart = np.arange(-largest, largest + 1)
+    theirs = transformers.models.deberta_v2.modeling_deberta_v2
+    expected = theirs.make_log_bucket_position(torch.tensor(apart), buckets, largest).numpy()
+    ours = buckets_of(apart, buckets, largest)
+    np.testing.assert_array_equal(np.clip(ours, -buckets, buckets - 1), np.clip(expected, -buckets, buckets - 1))
+    assert len({*ours}) < len(apart)
+
+
 def classes():
     """Yields model names, suffixes of the class names, and fields of a config."""
     four = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
@@ -175,10 +202,12 @@ def classes():
         "electra": ("ForMaskedLM", "ForPreTraining", *four),
         "modernbert": ("Model", "ForMaskedLM", *four),
         "eurobert": ("Model", "ForMaskedLM", *four[:2]),
+        "deberta-v2": ("Model", "ForMaskedLM", *four),
         "xlnet": ("Model", *BERTS, four[0], four[1], four[3]),
     }.items():
         yield from ((name, head, {}) for head in heads)
     yield from (("modernbert", head, dict(classifier_pooling="mean")) for head in (four[0], four[3]))
+    yield from (("deberta-v2", head, OLD_DEBERTA) for head in ("Model", "ForMaskedLM"))
     yield from (("eurobert", four[0], dict(classifier_pooling=pooling)) for pooling in ("bos", "mean"))
 
 

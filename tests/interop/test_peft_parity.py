@@ -27,6 +27,10 @@ POSITIONS = SIZES | {"max_position_embeddings": 24}
 DISTILBERT = dict(vocab_size=40, dim=16, n_layers=2, n_heads=2, hidden_dim=32)
 MODERNBERT = POSITIONS | dict(pad_token_id=0, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3)
 EUROBERT = POSITIONS | dict(pad_token_id=0, bos_token_id=2, eos_token_id=3)
+DEBERTA = POSITIONS | dict(
+    relative_attention=True, pos_att_type=["p2c", "c2p"], share_att_key=True, position_buckets=4,
+    position_biased_input=False,
+)  # fmt: skip
 XLNET = dict(vocab_size=40, d_model=16, n_layer=2, n_head=2, d_inner=32)
 GPT2 = dict(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=24)
 IDS = np.array([[2, 7, 9, 11, 30, 8, 3], [2, 8, 8, 17, 5, 39, 3]])
@@ -54,6 +58,10 @@ SEQ, TOKENS = dict(task_type="SEQ_CLS"), dict(task_type="TOKEN_CLS")
     ("ModernBert", MODERNBERT, "Model", "ForTokenClassification", 40,
      TOKENS | dict(target_modules=["Wo"], modules_to_save=["head"])),
     ("EuroBert", EUROBERT, "ForMaskedLM", "ForTokenClassification", 40, TOKENS | dict(target_modules=["q_proj"])),
+    ("DebertaV2", DEBERTA, "ForMaskedLM", "ForSequenceClassification", 47,
+     SEQ | dict(target_modules=["query_proj", "dense"], modules_to_save=["classifier", "pooler"])),
+    ("DebertaV2", DEBERTA | dict(legacy=False, share_att_key=False), "ForMaskedLM", "ForTokenClassification", 40,
+     TOKENS | dict(target_modules=["key_proj", "pos_query_proj"])),
     ("XLNet", XLNET, "LMHeadModel", "ForTokenClassification", 40, TOKENS | dict(target_modules=["layer_1"])),
     ("GPT2", GPT2, "LMHeadModel", "LMHeadModel", 40, dict(target_modules=["c_attn", "c_proj"])),
 ])  # fmt: skip

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import pathlib
+import re
 
 import flax.linen as nn
 import jax
@@ -206,6 +207,20 @@ def xlnet(folder, lowercase: bool, is_written: bool):
     return their_tokenizer
 
 
+def deberta(folder, lowercase: bool, is_written: bool):
+    """A SentencePiece model with the special tokens of DeBERTa-v3, in their order. [MASK] follows the model."""
+    special = dict(pad_piece="[PAD]", bos_piece="[CLS]", eos_piece="[SEP]", unk_piece="[UNK]")
+    ids = dict(pad_id=0, bos_id=1, eos_id=2, unk_id=3)
+    (folder / "spm.model").write_bytes(sentencepiece_model([*HARD * 5, *CORPUS], 400, **special, **ids))
+    write_settings(folder, "deberta-v2", do_lower_case=lowercase, vocab_type="spm")
+    their_tokenizer = from_folder(folder)
+    assert type(their_tokenizer) is transformers.DebertaV2Tokenizer
+    if is_written:
+        (folder / "spm.model").unlink()
+        their_tokenizer.save_pretrained(folder)
+    return their_tokenizer
+
+
 # The pre-tokenization of Llama 3, on which the tokenizer of EuroBERT is based.
 WORDS = "|".join([
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*",
@@ -260,6 +275,11 @@ FOLDERS = {
         of_fairseq, name="CamembertTokenizer", file="tokenizer_config.json", tokenizer_class="CamembertTokenizer"
     ),
     **{
+        f"deberta {lowercase} {is_written}": functools.partial(deberta, lowercase=lowercase, is_written=is_written)
+        for lowercase, is_written in ((True, True), (True, False), (False, False))
+    },
+    "deberta-v2": functools.partial(deberta, lowercase=False, is_written=True),
+    **{
         f"xlnet {lowercase} {is_written}": functools.partial(xlnet, lowercase=lowercase, is_written=is_written)
         for lowercase in (True, False)
         for is_written in (True, False)
@@ -280,7 +300,7 @@ def texts_for(kind: str, name: str) -> list[str]:
         # The tokenizers library normalizes character by character, sentencepiece normalizes the whole text.
         texts = [text for text in (*PROBE, *CORPUS) if text != HALF_WIDTH]
     if kind == "unigram":
-        texts = [text.replace("<s>", "") for text in texts]  # transformers reads it as a token
+        texts = [re.sub(r"<s>|\[(CLS|SEP|UNK|PAD)\]", "", text) for text in texts]  # transformers reads them as tokens
         texts = [text for text in texts if "aaaa" not in text]  # the order of equally good segmentations is not defined
     return texts
 
@@ -353,7 +373,7 @@ SENTENCES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["modernbert", "roberta", "xlm-roberta", "eurobert"])
+@pytest.mark.parametrize("name", ["modernbert", "roberta", "xlm-roberta", "eurobert", "deberta-v2"])
 def test_tagged_words_equal_the_pipeline_of_transformers(name, tmp_path):
     """Compares a transformers folder, and the folder after a conversion round trip."""
     pieces = FOLDERS[name](tmp_path)
@@ -379,7 +399,7 @@ def test_tagged_words_equal_the_pipeline_of_transformers(name, tmp_path):
                 before = tag
 
 
-@pytest.mark.parametrize("name, mask", [("roberta", "<mask>"), ("eurobert", "<|mask|>")])
+@pytest.mark.parametrize("name, mask", [("roberta", "<mask>"), ("eurobert", "<|mask|>"), ("deberta-v2", "[MASK]")])
 def test_filled_masks_equal_transformers_and_the_folder_round_trips(name, mask, tmp_path):
     before = FOLDERS[name](tmp_path)
     save_theirs(tmp_path, name, "ForMaskedLM", vocab_size=len(before))
@@ -446,6 +466,7 @@ def test_added_tokens_follow_the_special_tokens(tmp_path):
         ({"sentencepiece.bpe.model": "no", "vocab.json": None}, "sentencepiece.bpe.model is not a SentencePiece model"),
         (dict(model_type="bpe"), "is a SentencePiece model of another type than unigram"),
         (dict(model_type="unigram"), "lacks <pad>, <cls>, <sep>, <mask>, which XLNet needs"),
+        ({"spm.model": None}, r"lacks \[PAD\], \[UNK\], \[CLS\], \[SEP\], which DeBERTa-v2 needs"),
     ],
 )
 def test_unreadable_legacy_files_are_named(files, message, tmp_path):
@@ -453,6 +474,9 @@ def test_unreadable_legacy_files_are_named(files, message, tmp_path):
         name = "sentencepiece.bpe.model" if files["model_type"] == "bpe" else "spiece.model"
         (tmp_path / name).write_bytes(sentencepiece_model(CORPUS, 60, **files))
         files = dict.fromkeys(("vocab.json", "merges.txt"))
+    if "spm.model" in files:
+        (tmp_path / "spm.model").write_bytes(sentencepiece_model(CORPUS, 60))
+        files = dict.fromkeys(("spm.model", "vocab.json", "merges.txt"))
     for name, content in ({"vocab.json": "{}", "merges.txt": "#version: 0.2\n"} | files).items():
         if content is not None:
             (tmp_path / name).write_text(content)

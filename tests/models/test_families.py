@@ -49,7 +49,7 @@ FAMILIES = {
     "bert": {}, "roberta": {}, "distilbert": {}, "electra": dict(embedding_size=8), "lstms": {}, "xlnet": {},
     "modernbert": dict(num_hidden_layers=2, global_attn_every_n_layers=2, local_attention=16),
     "eurobert": dict(num_key_value_heads=2, head_dim=8), "transformer_xl": dict(memory_length=8),
-    "mixer": dict(mixing_act="relu"),
+    "deberta_v2": dict(position_buckets=8, conv_kernel_size=3), "mixer": dict(mixing_act="relu"),
 }  # fmt: skip
 WRITTEN = [name for name in FAMILIES if name not in ("lstms", "transformer_xl", "mixer")]  # by transformers as well
 LABELS = {"sea": "1", "court": "0"}
@@ -113,6 +113,12 @@ ENWIK8 = dict(
      116_718_336 + 32_000),  # the encoder, and the bias of the LM head
     ("xlnet", dict(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096),
      360_268_800 + 32_000),
+    ("deberta_v2", {}, 183_831_552 + 720_228),  # DeBERTa-v3-base, and the LM head
+    ("deberta_v2", dict(vocab_size=251_000), 278_218_752 + 843_128),  # mDeBERTa-v3-base
+    ("deberta_v2", dict(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096),
+     434_012_160 + 1_179_748),  # DeBERTa-v3-large
+    ("deberta_v2", dict(num_hidden_layers=24, hidden_size=1536, num_attention_heads=24, intermediate_size=6144,
+                        conv_kernel_size=3), 884_593_152 + 2_492_004),  # DeBERTa-v2-xlarge
     ("transformer_xl", {}, 151_106_305),  # 151 and 41 million in tables 1 and 2 of the paper
     ("transformer_xl", ENWIK8, 41_055_436),
 ])  # fmt: skip
@@ -201,7 +207,7 @@ def params_and_loss_after_a_step(config, devices, records):
 
 @pytest.mark.slow
 # other layers than BERT
-@pytest.mark.parametrize("family", ["modernbert", "eurobert", "xlnet", "transformer_xl", "lstms"])
+@pytest.mark.parametrize("family", ["modernbert", "eurobert", "deberta_v2", "xlnet", "transformer_xl", "lstms"])
 def test_packed_step_on_eight_devices_equals_padded_step_on_one(family, records_folder):
     """Rows of families without packing stay padded."""
     one = config_for(family, records_folder)
@@ -268,9 +274,12 @@ def test_a_mesh_must_divide_the_sizes_of_the_family(family, fields, mesh, messag
     ("eurobert", "model.num_key_value_heads", 3, "num_key_value_heads = 3: must divide model.num_attention_heads = 2"),
     ("eurobert", "model.head_dim", 7, "config.model.head_dim = 7: must be even, because rotary positions"),
     ("eurobert", "model.rope_theta", 0.0, "config.model.rope_theta = 0.0: must be above 0"),
+    ("deberta_v2", "model.position_buckets", 1, "position_buckets = 1: must be at least 2, or -1 for no buckets"),
+    ("deberta_v2", "model.conv_kernel_size", 4, "conv_kernel_size = 4: must be odd, or 0 for no convolution"),
+    ("deberta_v2", "model.pos_att_type", "p2p", "config.model.pos_att_type = 'p2p': choose one of "),
     ("mixer", "model.mixing_act", "tanh", "config.model.mixing_act = 'tanh': choose one of gelu, relu"),
     ("mixer", "packing", True, "config.packing = True: model.family = 'mixer' does not support packed rows"),
-    ("bert", "model.family", "mixr", "'mixr': choose one of bert, distilbert, .*, roberta, .*, xlnet, mixer"),
+    ("bert", "model.family", "mixr", "'mixr': choose one of bert, deberta_v2, .*, roberta, .*, xlnet, mixer"),
     ("bert", "model.family", "modernbert",
      "config.model.family = 'modernbert': config.model must have the fields of this family, but .*; start from"),
 ])  # fmt: skip
@@ -375,7 +384,7 @@ def reviews(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", ["electra", "modernbert", "eurobert", "xlnet"]
+    "family", ["electra", "modernbert", "eurobert", "deberta_v2", "xlnet"]
 )  # BERT: tests/finetuning/test_finetuning.py
 def test_a_classifier_is_trained_predicts_and_is_converted(family, run_of, reviews, tmp_path):
     config = fine_tuning_config("glue", name="sst2")
@@ -461,6 +470,17 @@ ROPE = "rope_parameters"
     ("eurobert", {"num_key_value_heads": 1}, "self_attn.k_proj.weight has shape .*; expected"),
     ("eurobert", {"tie_word_embeddings": True},
      "lm_head.weight differs from model.embed_tokens.weight; expected equal"),
+    ("deberta_v2", {"pos_att_type": "c2p|p2p"}, "pos_att_type 'c2p|p2p' is not supported; supported: p2c, c2p"),
+    ("deberta_v2", {"pos_att_type": 5}, "pos_att_type 5 is not supported; supported: p2c, c2p"),
+    ("deberta_v2", {"attention_head_size": 4}, "attention_head_size 4 is not supported; supported: 8"),
+    ("deberta_v2", {"embedding_size": 8}, "embedding_size 8 is not supported; supported: 16"),
+    ("deberta_v2", {"pooler_hidden_size": 8}, "pooler_hidden_size 8 is not supported; supported: 16"),
+    ("deberta_v2", {"pooler_hidden_act": "tanh"}, "pooler_hidden_act 'tanh' is not supported; supported: 'gelu'"),
+    ("deberta_v2", {"conv_groups": 2}, "conv_groups 2 is not supported; supported: 1"),
+    ("deberta_v2", {"conv_kernel_size": 2}, "conv_kernel_size = 2: must be odd"),
+    ("deberta_v2", {"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd = 'batch_norm': choose one of none, layer_norm"),
+    ("deberta_v2", {"position_buckets": 16}, r"rel_embeddings.weight has shape \(16, 16\); expected \(32, 16\)"),
+    ("deberta_v2", {"relative_attention": "yes"}, "relative_attention is 'yes'; expected bool"),
     ("distilbert", {"hidden_size": 64}, "hidden_size is 64; expected 16, the value of dim; delete hidden_size"),
     ("distilbert", {"per_layer_config": {"0": {}}}, "per_layer_config .* is not supported; supported: None"),
     ("distilbert", {"architectures": 5}, "config.json: damaged, or not in the expected format"),
@@ -521,6 +541,9 @@ def test_a_folder_with_an_unsupported_model_raises_one_line(family, changed, mes
     ("eurobert", {"auto_map": {"AutoModel": "modeling_eurobert.EuroBertModel"}, "bos_token": "x"}, {}),
     ("eurobert", {"rope_theta": 250000, ROPE: ..., "head_dim": ...}, {}),  # like the published configs
     ("eurobert", {"classifier_pooling": ..., "clf_pooling": "mean"}, dict(classifier_pooling="mean")),
+    ("deberta_v2", {"pos_att_type": "c2p | P2C", "attention_head_size": 8, "pooler_hidden_size": 16}, {}),
+    ("deberta_v2", {"conv_act": ..., "legacy": ...}, {}),
+    ("deberta_v2", {"pos_att_type": None, "share_att_key": ...}, dict(pos_att_type="", share_att_key=False)),
 ])  # fmt: skip
 def test_all_config_versions_are_read(family, changed, expected, folder_of, tmp_path):
     config = pretrained.read_pretrained(with_fields(folder_of(family), changed, tmp_path / "copy")).config

@@ -238,6 +238,7 @@ def checkpoint_of(config):
     slow_case("bert", dict(causal=True, norm="pre", positions="each_layer")),
     slow_case("modernbert", dict(local_attention=4, num_hidden_layers=2, global_attn_every_n_layers=2)),
     slow_case("eurobert", dict(num_key_value_heads=1, head_dim=8)),
+    slow_case("deberta_v2", dict(position_buckets=8, conv_kernel_size=3)),
     ("xlnet", {}),
     slow_case("transformer_xl", dict(clamp_length=5)),
 ])  # fmt: skip

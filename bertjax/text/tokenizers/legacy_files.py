@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json, read_json
 from bertjax.text.tokenizers.from_json import END_OF_TEXT, FAIRSEQ
-from bertjax.text.tokenizers.interface import XLNET, read_tokenizer_file
+from bertjax.text.tokenizers.interface import SPECIAL_TOKENS, XLNET, read_tokenizer_file
 from bertjax.text.tokenizers.json_file import set_template
 from bertjax.text.tokenizers.sentencepiece import read_unigrams
 
@@ -18,7 +18,7 @@ from bertjax.text.tokenizers.sentencepiece import read_unigrams
 # omits. XLM-R omits <unk>, <s> and </s>. CamemBERT omits <unk>, so that its vocabulary contains <s> and </s> twice.
 XLM_R = ("<s>", "<pad>", "</s>", "<unk>"), 3
 CAMEMBERT = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"), 1
-XLNET_MODEL = "spiece.model"
+XLNET_MODEL, DEBERTA_MODEL = "spiece.model", "spm.model"
 
 
 def bpe_json(path: epath.Path) -> bytes:
@@ -46,16 +46,18 @@ def bpe_json(path: epath.Path) -> bytes:
 
 
 def unigram_json(path: epath.Path) -> bytes:
-    """Converts the SentencePiece model of XLNet, CamemBERT or XLM-R to a tokenizer.json.
+    """Converts the SentencePiece model of XLNet, DeBERTa-v2, CamemBERT or XLM-R to a tokenizer.json.
 
-    The model of XLNet is spiece.model, the model of the other two is sentencepiece.bpe.model. The files beside the
-    model distinguish CamemBERT from XLM-R.
+    The model of XLNet is spiece.model, the model of DeBERTa-v2 is spm.model, the model of the other two is
+    sentencepiece.bpe.model. The files beside the model distinguish CamemBERT from XLM-R.
 
     Raises `UserError` unless the file is a SentencePiece model of type unigram with special tokens.
     """
     scored, charsmap = read_unigrams(path)
     if path.name == XLNET_MODEL:
         return _xlnet_json(path, scored, charsmap)
+    if path.name == DEBERTA_MODEL:
+        return _deberta_json(path, scored)
     first, omitted = CAMEMBERT if _is_camembert(path.parent) else XLM_R
     tokens = [*((token, 0.0) for token in first), *scored[omitted:], ("<mask>", 0.0)]
     tokenizer = _unigram_of_words(tokens, first.index("<unk>"))
@@ -87,6 +89,26 @@ def _xlnet_json(path: epath.Path, scored: list[tuple[str, float]], charsmap: byt
     tokenizer.add_special_tokens([AddedToken(token, lstrip=token == "<mask>") for token in (*special, *XLNET)])
     single, pair = "$A:0 <sep>:0 <cls>:2", "$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2"
     set_template(tokenizer, single, pair, ("<sep>", "<cls>"))
+    return tokenizer.to_str().encode()
+
+
+def _deberta_json(path: epath.Path, scored: list[tuple[str, float]]) -> bytes:
+    """Converts the tokens of DeBERTa-v2 to a tokenizer.json, as the DebertaV2Tokenizer of transformers 5 does.
+
+    The model lacks [MASK], which is added after its tokens. transformers 5 normalizes text to NFC, and ignores the
+    normalization of the model.
+    """
+    names, (*without_mask, mask) = [token for token, _ in scored], SPECIAL_TOKENS
+    if missing := [token for token in without_mask if token not in names]:
+        raise UserError(f"tokenizer.path: {path} lacks {', '.join(missing)}, which DeBERTa-v2 needs")
+    tokenizer = tokenizers.Tokenizer(models.Unigram(scored, unk_id=names.index("[UNK]"), byte_fallback=False))
+    steps: list[normalizers.Normalizer] = [normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "), normalizers.NFC()]
+    steps = [normalizers.Lowercase(), *steps] if _settings_beside(path).get("do_lower_case") else steps
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Strip(left=False, right=True)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    tokenizer.add_special_tokens([*without_mask, mask])
+    set_template(tokenizer, "[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", ("[CLS]", "[SEP]"))
     return tokenizer.to_str().encode()
 
 
