@@ -25,6 +25,7 @@ from bertjax.models.heads import (
     word_logits,
 )
 from bertjax.models.modernbert.config import ModernBertConfig
+from bertjax.models.mpnet.config import MPNetConfig
 from bertjax.models.roberta.config import RobertaConfig
 from bertjax.models.xlnet.config import XlnetConfig
 from bertjax.models.xlnet.family import FAMILY as XLNET
@@ -66,6 +67,10 @@ MODELS = {
         "EuroBert", SIZES | dict(num_key_value_heads=2, rope_parameters=ROPE, pad_token_id=0),
         EuroBertConfig(**SIZES, num_key_value_heads=2, head_dim=8),
     ),
+    "mpnet": (
+        "MPNet", SIZES | dict(max_position_embeddings=302, layer_norm_eps=1e-5),
+        MPNetConfig(**WITH_OFFSET | dict(max_position_embeddings=300)),
+    ),
     "xlnet": (
         "XLNet", dict(vocab_size=150, d_model=32, n_layer=2, n_head=4, d_inner=48, mem_len=None), XlnetConfig(**SIZES),
     ),
@@ -105,7 +110,7 @@ def batch_of(name: str, length: int):
     # The XLNet of transformers pools the last position of a row, even if it is padding.
     sizes = np.array([[length], [length if name == "xlnet" else max(1, length * 2 // 3)]])
     inside = (places < sizes).astype(np.int32)
-    padding = 1 if "robert" in name or name == "camembert" else 0
+    padding = 1 if "robert" in name or name in ("camembert", "mpnet") else 0
     ids = np.where(inside, rng.integers(5, 150, inside.shape), padding).astype(np.int32)
     types = np.where(places >= sizes // 2, inside, 0) if name in ("bert", "electra", "xlnet") else 0 * ids
     arguments = dict(input_ids=torch.tensor(ids, dtype=torch.long), attention_mask=torch.tensor(inside))
@@ -120,7 +125,8 @@ def batch_of(name: str, length: int):
         ("bert", 1, {}),
         ("bert", 40, dict(hidden_act="gelu_new")),
         ("bert", 64, dict(hidden_act="relu")),
-        *((name, 64, {}) for name in ("roberta", "xlm-roberta", "camembert", "distilbert", "electra")),
+        *((name, 64, {}) for name in ("roberta", "xlm-roberta", "camembert", "distilbert", "electra", "mpnet")),
+        ("mpnet", 300, {}),  # longer than the largest distance of the buckets, and attention in tiles
         ("electra", 9, dict(embedding_size=32)),
         ("modernbert", 41, {}),
         ("eurobert", 9, {}),
@@ -173,6 +179,7 @@ def classes():
         "camembert": ("ForTokenClassification",),
         "distilbert": ("ForMaskedLM", *four),
         "electra": ("ForMaskedLM", "ForPreTraining", *four),
+        "mpnet": ("Model", "ForMaskedLM", *four),
         "modernbert": ("Model", "ForMaskedLM", *four),
         "eurobert": ("Model", "ForMaskedLM", *four[:2]),
         "xlnet": ("Model", *BERTS, four[0], four[1], four[3]),
