@@ -250,8 +250,9 @@ class SelfAttention(nn.Module):
             tiles = compute.chip == "cpu" and on_one_device()  # devices would have to exchange tiles
             tile = tile_of(x.shape[0], x.shape[1], heads) if tiles else None
             projected = project(x, dropout_keys)
-            settings = rate, compute, config.causal, tile
-            context = plain_attention(projected, segments, dropout_keys, *settings, bias=score_bias)
+            context = plain_attention(
+                projected, segments, dropout_keys, rate, compute, config.causal, tile, bias=score_bias
+            )
         output = Dense(config, compute, (heads, size), (hidden,), ("heads", "kv", "embed"), name="output")
         return output.product(context, dropout_keys), output.bias, cache
 

@@ -260,8 +260,10 @@ FOLDERS = {
     },
     "distilbert": functools.partial(of_class, name="DistilBertTokenizer"),
     "electra": functools.partial(of_class, name="ElectraTokenizer"),
-    **{f"mpnet {form}": functools.partial(mpnet, form=form) for form in ("tokenizer.json", "vocab.txt", "written",
-                                                                          "no [UNK]")},
+    **{
+        f"mpnet {form}": functools.partial(mpnet, form=form)
+        for form in ("tokenizer.json", "vocab.txt", "written", "no [UNK]")
+    },
     "bytes": lambda folder: written(folder, tokenizer.Bytes()),
     "learnt bpe": functools.partial(learnt, kind="bpe", size=400),
     "learnt sentencepiece": functools.partial(learnt, kind="sentencepiece", size=200),

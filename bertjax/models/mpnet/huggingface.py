@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from etils import epath
 
 from bertjax.common.errors import UserError
+from bertjax.config.model_config import BertConfig
 from bertjax.models import json_config
 from bertjax.models.bert import huggingface as bert
 from bertjax.models.mpnet.config import MPNetConfig
@@ -42,7 +43,7 @@ class MPNetFormat(bert.BertLayersFormat):
     # The dense layer of a sequence classifier is the pooler of bertjax.
     replacements_by_suffix: ClassVar = roberta.RobertaFormat.replacements_by_suffix
 
-    def check_exportable(self, config: MPNetConfig) -> None:
+    def check_exportable(self, config: BertConfig) -> None:
         """Checks that transformers has a class for a model, see `HuggingFaceFormat.check_exportable`."""
         if config.position_offset != PADDING + 1:
             raise UserError(f"model.position_offset = {config.position_offset}")
