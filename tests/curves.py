@@ -67,6 +67,7 @@ def configs() -> dict:
             **{"packing": True, "optimizer.name": "stable_adamw", "optimizer.schedule": "trapezoid", **dynamic},
         ),
         "eurobert": _config("eurobert", dict(num_key_value_heads=1, head_dim=8), **{"optimizer.name": "muon"}),
+        "mpnet": _config("mpnet", {}, **{"packing": True, **dynamic}),
         "lstms": _config("lstms", {}, **dynamic),
         "transformer-auxiliary": _with_objective(
             _config("bert", dict(causal=True, num_hidden_layers=2, vocab_size=261), **byte_pieces),

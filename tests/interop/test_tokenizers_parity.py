@@ -31,7 +31,7 @@ from bertjax.text.tokenizers.sentencepiece import read_proto as sentencepiece_pr
 from bertjax.text.vocabulary_extension import extended
 from tests.conftest import make_corpus
 from tests.interop.test_families_parity import MODELS, save_theirs
-from tests.text.test_tokenizer import HARD, modernbert_json
+from tests.text.test_tokenizer import HARD, modernbert_json, of_mpnet
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -101,10 +101,10 @@ def wordpiece(folder, form: str, lowercase: bool):
 
 
 def mpnet(folder, form: str):
-    """The tokens of fairseq around the tokens of BERT, as in the published vocabularies; or no [UNK]."""
-    pieces = [*word_pieces(*ROBERTAS[:4], *(SPECIAL_TOKENS if form != "no [UNK]" else ())), "<mask>"]
+    made = of_mpnet(WordPiece(word_pieces(*SPECIAL_TOKENS), lowercase=True))
     if form == "written":
-        return written(folder, WordPiece(pieces, lowercase=True), "mpnet")
+        return written(folder, made, "mpnet")
+    pieces = [piece for piece in made.pieces if piece != "[UNK]" or form != "no [UNK]"]
     (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
     unknown = "[UNK]" if "[UNK]" in pieces else "<unk>"
     made = transformers.MPNetTokenizer(vocab=str(folder / "vocab.txt"), unk_token=unknown)

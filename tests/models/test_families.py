@@ -5,7 +5,6 @@ import functools
 import json
 import math
 import re
-import string
 
 import flax.linen as nn
 import jax
@@ -39,6 +38,7 @@ from tests.markers import slow_case
 from tests.models import own_family
 from tests.models.test_modernbert import random_params
 from tests.nn.reference import packed
+from tests.text.test_tokenizer import of_mpnet
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 
@@ -292,18 +292,15 @@ def test_a_mistake_in_the_config_raises_one_line(family, field, value, message):
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory):
     """Returns a function from the name of a family to the workdir of a run that has random params."""
-    words = vocabulary_learning.count_words("sentencepiece", make_corpus(80).split("\n"))
 
     @functools.cache
     def make(family):
         folder, config = tmp_path_factory.mktemp("runs") / family, config_for(family)
         special = tokenizer.XLNET if family == "xlnet" else tokenizer.SPECIAL_TOKENS
-        if family == "mpnet":  # transformers expects the padding token as token 1
-            letters = string.ascii_letters + ".,"
-            names = ["<s>", "<pad>", "</s>", "<unk>", "[UNK]", "<mask>"]
-            pieces = tokenizer.WordPiece([*names, *letters, *("##" + letter for letter in letters)], lowercase=True)
-        else:
-            pieces = vocabulary_learning.learn_new_vocabulary("sentencepiece", words, 83, special=special)
+        kind = "wordpiece" if family == "mpnet" else "sentencepiece"
+        words = vocabulary_learning.count_words(kind, make_corpus(80).split("\n"))
+        pieces = vocabulary_learning.learn_new_vocabulary(kind, words, 83, special=special)
+        pieces = of_mpnet(pieces) if family == "mpnet" else pieces
         config.model.vocab_size, config.tokenizer.kind = pieces.vocab_size, pieces.kind
         model = families.config_of(config)
         checkpoint.write_params(folder, random_params(BertForMaskedLM(model), model))

@@ -36,7 +36,7 @@ def check_json_parts(
     supported: Mapping[str, Mapping[str, Any]],
     known: Collection[str] = SPECIAL_TOKENS,
 ) -> None:
-    """Raises `UserError` if a part of a tokenizer.json differs from `supported`, or if an added token is not `known`."""
+    """Raises `UserError` if a part of a tokenizer.json differs from `supported`, or an added token is not `known`."""
     for name, expected in supported.items():
         part: Mapping[str, Any] = content.get(name) or {}  # type: ignore[assignment]
         for key, value in expected.items():
