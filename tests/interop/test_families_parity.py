@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bertjax.common.errors import UserError
-from bertjax.config.model_config import BertConfig
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.interop import conversion, pretrained
 from bertjax.models import families
 from bertjax.models.distilbert.config import DistilBertConfig
@@ -167,6 +167,20 @@ def test_states_logits_attention_and_gradients_equal_transformers(name, length, 
         attention = jax.jit(family.attention_probabilities, static_argnums=0)
         result = attention(source.config, source.params["bert"], *(x[:1] for x in batch))
         np.testing.assert_allclose(result, [x[0].detach() for x in expected.attentions], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mpnet"])
+def test_texts_in_a_packed_row_have_the_states_of_texts_alone(name, tmp_path):
+    their_model, sizes = save_theirs(tmp_path, name, "ForMaskedLM"), np.array([7, 150, 1, 33])
+    source, ids = pretrained.read_pretrained(tmp_path), np.random.default_rng(0).integers(5, 150, (1, 200))
+    segments = np.repeat([1, 2, 3, 4, 0], [*sizes, 200 - sizes.sum()])[None]
+    positions = np.concatenate([np.arange(size) for size in (*sizes, 200 - sizes.sum())])[None]
+    encode = functools.partial(families.family_of(source.config).build(source.config, Compute()).apply, method="encode")
+    states = jax.jit(encode)({"params": source.params["bert"]}, ids, segments, 0 * ids, positions)[0]
+    for text, end in enumerate(np.cumsum(sizes)):
+        place = slice(end - sizes[text], end)
+        expected = their_model(torch.tensor(ids[:, place]), output_hidden_states=True).hidden_states[-1]
+        np.testing.assert_allclose(states[place], expected[0].detach(), atol=1e-4)
 
 
 def classes():
