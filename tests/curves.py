@@ -70,6 +70,7 @@ def configs() -> dict:
         "deberta-v2": _config(
             "deberta_v2", dict(position_buckets=8, conv_kernel_size=3), **{"packing": True, **dynamic}
         ),
+        "mpnet": _config("mpnet", {}, **{"packing": True, **dynamic}),
         "lstms": _config("lstms", {}, **dynamic),
         "transformer-auxiliary": _with_objective(
             _config("bert", dict(causal=True, num_hidden_layers=2, vocab_size=261), **byte_pieces),

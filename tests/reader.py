@@ -22,11 +22,13 @@ from bertjax.models.deberta_v2.config import DebertaV2Config
 from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.eurobert.config import EuroBertConfig
 from bertjax.models.heads import BertForMaskedLM
+from bertjax.models.mpnet.config import MPNetConfig
 from bertjax.text import tokenizer
 from tests.conftest import TOPICS, make_corpus
 from tests.models.test_modernbert import random_params
 from tests.pages import OTHERS, PAGES, ROOT, blocks_of, module_of, split_redirection
 from tests.processes import QUICK, run
+from tests.text.test_tokenizer import of_mpnet
 
 SIZES = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64)
 PIECES = {"wordpiece": 150, "bpe": 300, "sentencepiece": 80}  # the vocabulary size of bytes
@@ -218,12 +220,15 @@ def write_published(folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
     """Writes random models in place of the checkpoints of other families that the how-to pages download."""
     pieces = tokenizer.load_tokenizer("wordpiece", checkpoint / "vocab.txt")
     sizes = SIZES | dict(vocab_size=len(pieces.pieces), max_position_embeddings=64)
-    for name, config in (
-        ("distilbert-base-uncased", DistilBertConfig(**sizes)),
-        ("deberta-v3-base", DebertaV2Config(**sizes)),
-        ("EuroBERT-210m", EuroBertConfig(**sizes, num_key_value_heads=1, head_dim=8)),
-    ):
-        huggingface.write(folder / "path/to" / name, config, random_params(BertForMaskedLM(config), config), pieces)
+    fairseq_pieces = of_mpnet(pieces)
+    for name, config, tokens in (
+        ("distilbert-base-uncased", DistilBertConfig(**sizes), pieces),
+        ("deberta-v3-base", DebertaV2Config(**sizes), pieces),
+        ("EuroBERT-210m", EuroBertConfig(**sizes, num_key_value_heads=1, head_dim=8), pieces),
+        ("mpnet-base", MPNetConfig(**sizes | dict(vocab_size=fairseq_pieces.vocab_size), position_offset=2),
+         fairseq_pieces),
+    ):  # fmt: skip
+        huggingface.write(folder / "path/to" / name, config, random_params(BertForMaskedLM(config), config), tokens)
 
 
 def write_search(folder: pathlib.Path, documents: list[str], splits: Mapping[str, int] | None = None) -> None:

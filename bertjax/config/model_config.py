@@ -102,6 +102,11 @@ class ModelConfig:
         return 0
 
     @property
+    def relative_attention_num_buckets(self) -> int:
+        """Buckets of distances in the relative position bias that all layers share; 0 for a model without it."""
+        return 0
+
+    @property
     def bias(self) -> bool:
         """Whether dense layers and norms have a bias."""
         return True

@@ -20,13 +20,16 @@ JSON = "tokenizer.json"
 
 # {kind: classes of transformers, without "Fast", that compute the same}. The general classes follow tokenizer.json.
 GENERAL = ("PreTrainedTokenizer", "TokenizersBackend")
+MPNET = "MPNetTokenizer"  # the class of WordPiece tokenizers with other special tokens than BERT
 CLASSES = {
-    WordPiece.kind: ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", *GENERAL),
+    WordPiece.kind: (
+        "BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", MPNET, *GENERAL,
+    ),
     BPE.kind: ("GPT2Tokenizer", "RobertaTokenizer", *GENERAL),
     SentencePiece.kind: GENERAL,
     Unigram.kind: ("XLMRobertaTokenizer", "CamembertTokenizer", "XLNetTokenizer", "DebertaV2Tokenizer", *GENERAL),
     Bytes.kind: GENERAL,
-}
+}  # fmt: skip
 # The classes that return token types unless model_input_names states otherwise.
 WITH_TYPES = ("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "DebertaV2Tokenizer")
 # The classes with a unigram model that lower-case text if do_lower_case is true.
@@ -38,6 +41,7 @@ BY_MODEL_TYPE = {
     "bert": "BertTokenizer", "distilbert": "BertTokenizer", "electra": "BertTokenizer",
     "roberta": "RobertaTokenizer", "gpt2": "GPT2Tokenizer", "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer", "xlnet": "XLNetTokenizer", "deberta-v2": "DebertaV2Tokenizer",
+    "mpnet": MPNET,
 }  # fmt: skip
 # {field of both files: the only supported value, in addition to null}.
 SUPPORTED_VALUES: dict[str, Any] = {
@@ -134,6 +138,7 @@ def read_folder_tokenizer(folder: epath.Path) -> Tokenizer | None:
         kind, file, lowercase=kind == WordPiece.kind and _is_uncased(folder, file, settings)
     )
     if kind == WordPiece.kind:
+        _check_names(folder, file, loaded, settings)
         _check_case(folder, file, loaded, settings)
         _check_vocabulary(folder, file, loaded)
     if kind == BPE.kind:
@@ -235,6 +240,16 @@ def _check_agreement(
     if (default if stated is None else stated) not in (None, value):
         shown = f"{default} by default" if stated is None else stated
         raise UserError(f"{folder / SETTINGS}: {field} is {shown}, but {file} has {value}; use equal values")
+
+
+def _check_names(folder: epath.Path, file: epath.Path, loaded: Tokenizer, settings: dict[str, Any]) -> None:
+    """Raises `UserError` if a class of transformers frames texts with other special tokens than the vocabulary has."""
+    name = _class(folder, settings)
+    if name and (name == MPNET) != (loaded.huggingface_class == MPNET):
+        raise UserError(
+            f"{folder / SETTINGS}: {name} has other special tokens than {file.name}; set tokenizer_class to "
+            f"{loaded.huggingface_class!r}"
+        )
 
 
 def _check_case(folder: epath.Path, file: epath.Path, loaded: Tokenizer, settings: dict[str, Any]) -> None:

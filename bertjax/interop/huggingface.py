@@ -333,7 +333,7 @@ def tokenizer_definition(config: BertConfig, tokenizer: Tokenizer, max_length: i
     """
     is_wordpiece = tokenizer.kind == "wordpiece"
     settings = {
-        "tokenizer_class": "BertTokenizer" if is_wordpiece else "PreTrainedTokenizerFast",
+        "tokenizer_class": tokenizer.huggingface_class,
         "model_max_length": max_length or config.max_position_embeddings,
         "model_input_names": list(families.huggingface_of(config).inputs),
         **{f"{name}_token": tokenizer.pieces[getattr(tokenizer, f"{name}_id")] for name in SPECIAL_NAMES},

@@ -215,7 +215,12 @@ class SelfAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Array, segments: Array, dropout_keys: Array | None = None, cache: KeyValueCache | None = None
+        self,
+        x: Array,
+        segments: Array,
+        dropout_keys: Array | None = None,
+        cache: KeyValueCache | None = None,
+        score_bias: Array | None = None,
     ) -> tuple[Array, Array, KeyValueCache | None]:
         """Returns the product of the output projection, the bias, which is not added yet, and the next cache.
 
@@ -224,6 +229,8 @@ class SelfAttention(nn.Module):
           segments: `[batch, length]`; with a cache the positions of the tokens `[length]`, see `cached_attention`.
           dropout_keys: `[batch]`; None: no dropout.
           cache: the keys and values of earlier tokens; None: no cache.
+          score_bias: a term of the scores, float32 `[heads, queries, keys]`, without a cache; None: no term. The
+            kernels do not support it.
         """
         config, compute, dtype = self.config, self.compute, self.compute.dtype
         hidden, heads, size = config.hidden_size, config.num_attention_heads, config.head_size
@@ -232,10 +239,10 @@ class SelfAttention(nn.Module):
         rate = config.attention_probs_dropout_prob
         if cache is not None:
             context, cache = cached_attention(project(x), segments, cache)
-        elif config.attention != "xla" and can_attend_on_gpu(compute, x.shape[1], size):
+        elif score_bias is None and config.attention != "xla" and can_attend_on_gpu(compute, x.shape[1], size):
             projected = project(x, dropout_keys)
             context = gpu_attention(projected, segments, dropout_keys, rate, chip=compute.chip, causal=config.causal)
-        elif fuses(config, compute, x.shape[1]) and project.can_merge(dropout_keys):
+        elif score_bias is None and fuses(config, compute, x.shape[1]) and project.can_merge(dropout_keys):
             kernel, bias = project.merged().astype(dtype), project.bias.astype(dtype)
             settings = rate, compute.chip, compute.unroll, config.causal
             context = fused_attention(x, kernel, bias, segments, dropout_keys, *settings)
@@ -243,7 +250,9 @@ class SelfAttention(nn.Module):
             tiles = compute.chip == "cpu" and on_one_device()  # devices would have to exchange tiles
             tile = tile_of(x.shape[0], x.shape[1], heads) if tiles else None
             projected = project(x, dropout_keys)
-            context = plain_attention(projected, segments, dropout_keys, rate, compute, config.causal, tile)
+            context = plain_attention(
+                projected, segments, dropout_keys, rate, compute, config.causal, tile, bias=score_bias
+            )
         output = Dense(config, compute, (heads, size), (hidden,), ("heads", "kv", "embed"), name="output")
         return output.product(context, dropout_keys), output.bias, cache
 

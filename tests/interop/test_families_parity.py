@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bertjax.common.errors import UserError
-from bertjax.config.model_config import BertConfig
+from bertjax.config.model_config import BertConfig, Compute
 from bertjax.interop import conversion, pretrained
 from bertjax.models import families
 from bertjax.models.deberta_v2.attention import buckets_of
@@ -27,6 +27,7 @@ from bertjax.models.heads import (
     word_logits,
 )
 from bertjax.models.modernbert.config import ModernBertConfig
+from bertjax.models.mpnet.config import MPNetConfig
 from bertjax.models.roberta.config import RobertaConfig
 from bertjax.models.xlnet.config import XlnetConfig
 from bertjax.models.xlnet.family import FAMILY as XLNET
@@ -78,6 +79,10 @@ MODELS = {
         "DebertaV2", POSITIONED | BUCKETS | dict(relative_attention=True, pos_att_type=["p2c", "c2p"]),
         DebertaV2Config(**POSITIONED | BUCKETS),
     ),
+    "mpnet": (
+        "MPNet", SIZES | dict(max_position_embeddings=302, layer_norm_eps=1e-5),
+        MPNetConfig(**WITH_OFFSET | dict(max_position_embeddings=300)),
+    ),
     "xlnet": (
         "XLNet", dict(vocab_size=150, d_model=32, n_layer=2, n_head=4, d_inner=48, mem_len=None), XlnetConfig(**SIZES),
     ),
@@ -117,7 +122,7 @@ def batch_of(name: str, length: int):
     # The XLNet of transformers pools the last position of a row, even if it is padding.
     sizes = np.array([[length], [length if name == "xlnet" else max(1, length * 2 // 3)]])
     inside = (places < sizes).astype(np.int32)
-    padding = 1 if "robert" in name or name == "camembert" else 0
+    padding = 1 if "robert" in name or name in ("camembert", "mpnet") else 0
     ids = np.where(inside, rng.integers(5, 150, inside.shape), padding).astype(np.int32)
     types = np.where(places >= sizes // 2, inside, 0) if name in ("bert", "electra", "xlnet") else 0 * ids
     arguments = dict(input_ids=torch.tensor(ids, dtype=torch.long), attention_mask=torch.tensor(inside))
@@ -132,7 +137,8 @@ def batch_of(name: str, length: int):
         ("bert", 1, {}),
         ("bert", 40, dict(hidden_act="gelu_new")),
         ("bert", 64, dict(hidden_act="relu")),
-        *((name, 64, {}) for name in ("roberta", "xlm-roberta", "camembert", "distilbert", "electra")),
+        *((name, 64, {}) for name in ("roberta", "xlm-roberta", "camembert", "distilbert", "electra", "mpnet")),
+        ("mpnet", 300, {}),  # longer than the largest distance of the buckets, and attention in tiles
         ("electra", 9, dict(embedding_size=32)),
         ("modernbert", 41, {}),
         ("eurobert", 9, {}),
@@ -190,6 +196,20 @@ def test_buckets_of_distances_equal_transformers(buckets, largest):
     assert len({*ours}) < len(apart)
 
 
+@pytest.mark.parametrize("name", ["mpnet"])
+def test_texts_in_a_packed_row_have_the_states_of_texts_alone(name, tmp_path):
+    their_model, sizes = save_theirs(tmp_path, name, "ForMaskedLM"), np.array([7, 150, 1, 33])
+    source, ids = pretrained.read_pretrained(tmp_path), np.random.default_rng(0).integers(5, 150, (1, 200))
+    segments = np.repeat([1, 2, 3, 4, 0], [*sizes, 200 - sizes.sum()])[None]
+    positions = np.concatenate([np.arange(size) for size in (*sizes, 200 - sizes.sum())])[None]
+    encode = functools.partial(families.family_of(source.config).build(source.config, Compute()).apply, method="encode")
+    states = jax.jit(encode)({"params": source.params["bert"]}, ids, segments, 0 * ids, positions)[0]
+    for text, end in enumerate(np.cumsum(sizes)):
+        place = slice(end - sizes[text], end)
+        expected = their_model(torch.tensor(ids[:, place]), output_hidden_states=True).hidden_states[-1]
+        np.testing.assert_allclose(states[place], expected[0].detach(), atol=1e-4)
+
+
 def classes():
     """Yields model names, suffixes of the class names, and fields of a config."""
     four = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
@@ -200,6 +220,7 @@ def classes():
         "camembert": ("ForTokenClassification",),
         "distilbert": ("ForMaskedLM", *four),
         "electra": ("ForMaskedLM", "ForPreTraining", *four),
+        "mpnet": ("Model", "ForMaskedLM", *four),
         "modernbert": ("Model", "ForMaskedLM", *four),
         "eurobert": ("Model", "ForMaskedLM", *four[:2]),
         "deberta-v2": ("Model", "ForMaskedLM", *four),

@@ -53,6 +53,7 @@ SEQ, TOKENS = dict(task_type="SEQ_CLS"), dict(task_type="TOKEN_CLS")
     ("DistilBert", DISTILBERT, "ForMaskedLM", "ForSequenceClassification", 47,
      SEQ | dict(target_modules=r".*\.(q_lin|lin1)", modules_to_save=["pre_classifier"])),
     ("Electra", POSITIONS | {"embedding_size": 8}, "ForMaskedLM", "ForSequenceClassification", 40, SEQ),
+    ("MPNet", POSITIONS, "ForMaskedLM", "ForSequenceClassification", 47, SEQ | dict(target_modules=["q", "v", "o"])),
     ("ModernBert", MODERNBERT, "ForMaskedLM", "ForSequenceClassification", 47,
      SEQ | dict(target_modules=["Wqkv", "Wi"])),
     ("ModernBert", MODERNBERT, "Model", "ForTokenClassification", 40,

@@ -29,6 +29,7 @@ from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.families import model_fields
 from bertjax.models.heads import SentenceEncoder
 from bertjax.models.modernbert.config import ModernBertConfig
+from bertjax.models.mpnet.config import MPNetConfig
 from bertjax.models.roberta.config import RobertaConfig
 from bertjax.text import vocabulary_learning
 from bertjax.training.checkpoints import checkpoint
@@ -39,7 +40,7 @@ from tests.conftest import make_corpus
 from tests.golden import make_library_fields
 from tests.interop.test_golden import GOLDEN, edit
 from tests.models.test_modernbert import random_params
-from tests.text.test_tokenizer import HARD
+from tests.text.test_tokenizer import HARD, of_mpnet
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -57,9 +58,14 @@ HEADS = {
     "roberta": dict(pooling="cls", dense=0, dense_act="none", normalize=False),
     "modernbert": dict(pooling="last", dense=12, dense_act="none", normalize=True),
     "distilbert": dict(pooling="mean", dense=0, dense_act="none", normalize=True),
+    "mpnet": dict(pooling="mean", dense=0, dense_act="none", normalize=True),
 }
-ONLY = {"roberta": dict(position_offset=1), "modernbert": dict(num_hidden_layers=4)}
-CONFIGS = {"roberta": RobertaConfig, "modernbert": ModernBertConfig, "distilbert": DistilBertConfig}
+ONLY = {
+    "roberta": dict(position_offset=1), "modernbert": dict(num_hidden_layers=4), "mpnet": dict(position_offset=2),
+}  # fmt: skip
+CONFIGS = {
+    "roberta": RobertaConfig, "modernbert": ModernBertConfig, "distilbert": DistilBertConfig, "mpnet": MPNetConfig,
+}  # fmt: skip
 PROMPTS = dict(query_prompt="the judge: ", document_prompt="a court ")
 
 
@@ -67,6 +73,7 @@ def made_run(folder, family: str, **settings):
     """An embedding run whose params are neither 0 nor 1; texts are cut at 24 tokens."""
     words = vocabulary_learning.count_words(kind := "bpe" if family == "roberta" else "wordpiece", LINES)
     pieces = vocabulary_learning.learn_new_vocabulary(kind, words, 330 if kind == "bpe" else 150)
+    pieces = of_mpnet(pieces) if family == "mpnet" else pieces
     more = dict(vocab_size=pieces.vocab_size) | (ONLY.get(family, {}))
     model = CONFIGS.get(family, BertConfig)(**(SIZES | more))
     head = HEADS[family]

@@ -38,6 +38,7 @@ from tests.markers import slow_case
 from tests.models import own_family
 from tests.models.test_modernbert import random_params
 from tests.nn.reference import packed
+from tests.text.test_tokenizer import of_mpnet
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
 
@@ -49,7 +50,8 @@ FAMILIES = {
     "bert": {}, "roberta": {}, "distilbert": {}, "electra": dict(embedding_size=8), "lstms": {}, "xlnet": {},
     "modernbert": dict(num_hidden_layers=2, global_attn_every_n_layers=2, local_attention=16),
     "eurobert": dict(num_key_value_heads=2, head_dim=8), "transformer_xl": dict(memory_length=8),
-    "deberta_v2": dict(position_buckets=8, conv_kernel_size=3), "mixer": dict(mixing_act="relu"),
+    "deberta_v2": dict(position_buckets=8, conv_kernel_size=3), "mpnet": dict(position_offset=2),
+    "mixer": dict(mixing_act="relu"),
 }  # fmt: skip
 WRITTEN = [name for name in FAMILIES if name not in ("lstms", "transformer_xl", "mixer")]  # by transformers as well
 LABELS = {"sea": "1", "court": "0"}
@@ -102,6 +104,8 @@ ENWIK8 = dict(
      395_881_664),
     ("distilbert", {}, 66_985_530),
     ("electra", {}, 13_546_682),
+    # The encoder with its pooler, whose size is the size of the dense layer in the LM head; LayerNorm and bias.
+    ("mpnet", dict(position_offset=2), 109_486_464 + 1_536 + 30_527),
     ("electra", dict(embedding_size=768), 33_740_602),  # the generator of the base size
     ("eurobert", dict(tie_word_embeddings=True), 211_766_016),
     ("eurobert", {}, 211_766_016 + 128_256 * 768),  # with a separate LM head
@@ -207,7 +211,9 @@ def params_and_loss_after_a_step(config, devices, records):
 
 @pytest.mark.slow
 # other layers than BERT
-@pytest.mark.parametrize("family", ["modernbert", "eurobert", "deberta_v2", "xlnet", "transformer_xl", "lstms"])
+@pytest.mark.parametrize(
+    "family", ["modernbert", "eurobert", "deberta_v2", "mpnet", "xlnet", "transformer_xl", "lstms"]
+)
 def test_packed_step_on_eight_devices_equals_padded_step_on_one(family, records_folder):
     """Rows of families without packing stay padded."""
     one = config_for(family, records_folder)
@@ -277,6 +283,7 @@ def test_a_mesh_must_divide_the_sizes_of_the_family(family, fields, mesh, messag
     ("deberta_v2", "model.position_buckets", 1, "position_buckets = 1: must be at least 2, or -1 for no buckets"),
     ("deberta_v2", "model.conv_kernel_size", 4, "conv_kernel_size = 4: must be odd, or 0 for no convolution"),
     ("deberta_v2", "model.pos_att_type", "p2p", "config.model.pos_att_type = 'p2p': choose one of "),
+    ("mpnet", "model.position_offset", 0, "config.model.position_offset = 0: must be at least 1"),
     ("mixer", "model.mixing_act", "tanh", "config.model.mixing_act = 'tanh': choose one of gelu, relu"),
     ("mixer", "packing", True, "config.packing = True: model.family = 'mixer' does not support packed rows"),
     ("bert", "model.family", "mixr", "'mixr': choose one of bert, deberta_v2, .*, roberta, .*, xlnet, mixer"),
@@ -297,14 +304,16 @@ def test_a_mistake_in_the_config_raises_one_line(family, field, value, message):
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory):
     """Returns a function from the name of a family to the workdir of a run that has random params."""
-    words = vocabulary_learning.count_words("sentencepiece", make_corpus(80).split("\n"))
 
     @functools.cache
     def make(family):
         folder, config = tmp_path_factory.mktemp("runs") / family, config_for(family)
         special = tokenizer.XLNET if family == "xlnet" else tokenizer.SPECIAL_TOKENS
-        pieces = vocabulary_learning.learn_new_vocabulary("sentencepiece", words, 83, special=special)
-        config.model.vocab_size, config.tokenizer.kind = pieces.vocab_size, "sentencepiece"
+        kind = "wordpiece" if family == "mpnet" else "sentencepiece"
+        words = vocabulary_learning.count_words(kind, make_corpus(80).split("\n"))
+        pieces = vocabulary_learning.learn_new_vocabulary(kind, words, 83, special=special)
+        pieces = of_mpnet(pieces) if family == "mpnet" else pieces
+        config.model.vocab_size, config.tokenizer.kind = pieces.vocab_size, pieces.kind
         model = families.config_of(config)
         checkpoint.write_params(folder, random_params(BertForMaskedLM(model), model))
         workdir.write_info(folder, workdir.RunInfo(config.lock(), tokenizer=workdir.tokenizer_entry(pieces)), pieces)
@@ -384,7 +393,7 @@ def reviews(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", ["electra", "modernbert", "eurobert", "deberta_v2", "xlnet"]
+    "family", ["electra", "modernbert", "eurobert", "deberta_v2", "mpnet", "xlnet"]
 )  # BERT: tests/finetuning/test_finetuning.py
 def test_a_classifier_is_trained_predicts_and_is_converted(family, run_of, reviews, tmp_path):
     config = fine_tuning_config("glue", name="sst2")
@@ -506,6 +515,11 @@ ROPE = "rope_parameters"
     ("electra", {"hidden_act": "relu"}, "config.json: hidden_act 'relu' is not supported; supported: 'gelu'"),
     ("electra", {"architectures": ["ElectraForMultipleChoice"], "summary_type": "mean"},
      "config.json: summary_type 'mean' is not supported; supported: 'first'"),
+    ("mpnet", {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets 64 is not supported; sup.*: 32"),
+    ("mpnet", {"pad_token_id": 0}, "pad_token_id 0 is not supported; supported: 1"),
+    ("mpnet", {"hidden_act": "gelu_new"}, "hidden_act 'gelu_new' is not supported; supported: 'gelu'"),
+    ("mpnet", {"max_position_embeddings": 2}, "max_position_embeddings is 2; expected more than .* = 2"),
+    ("mpnet", {"num_attention_heads": 4}, "relative_attention_embeddings has shape .*; expected"),
     ("xlnet", {"attn_type": "uni"}, "attn_type 'uni' is not supported; supported: 'bi'"),
     ("xlnet", {"clamp_len": 64}, "clamp_len 64 is not supported; supported: -1"),
     ("xlnet", {"d_head": 4}, "d_head 4 is not supported; supported: d_model / n_head"),
@@ -556,6 +570,7 @@ def test_all_config_versions_are_read(family, changed, expected, folder_of, tmp_
     ("bert", dict(norm="pre"), r"model.norm = 'pre'"), ("distilbert", dict(norm="pre"), r"model.norm = 'pre'"),
     ("electra", dict(norm="pre"), r"model.norm = 'pre'"),
     ("modernbert", dict(glu=False), r"model.glu = False"),
+    ("mpnet", dict(position_offset=1), r"model.position_offset = 1"),
 ])  # fmt: skip
 def test_a_model_that_transformers_does_not_have_is_refused(family, fields, message):
     with pytest.raises(UserError, match=message):

@@ -43,9 +43,10 @@ def packed(rows: int, length: int, last: int = 0) -> jax.Array:
     return jnp.asarray(segments, jnp.int32)
 
 
-def attend(query, key, value, segments, keys=None, rate=0.0, causal=False, window=None):
+def attend(query, key, value, segments, keys=None, rate=0.0, causal=False, window=None, score_bias=0.0):
     """Vaswani et al. 2017, section 3.2.1, in float32, to be differentiated by JAX: `[batch, length, heads * size]`."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, precision="highest") / math.sqrt(query.shape[-1])
+    scores += score_bias
     places = np.arange(segments.shape[1])
     distance = places[:, None] - places
     is_near = (distance >= 0 if causal else True) & (np.abs(distance) <= (len(places) if window is None else window))

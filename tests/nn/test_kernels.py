@@ -25,10 +25,17 @@ from tests.nn.reference import arrays, assert_same, attend, keys_of, largest, me
 RATE = 0.1
 
 
-def plain(x, kernel, bias, segments, dropout_keys, rate, causal=False, tile=None, compute=None):
+def plain(x, kernel, bias, segments, dropout_keys, rate, causal=False, tile=None, compute=None, biased=False):
     compute = compute or Compute(str(x.dtype), str(x.dtype))
     projected = jnp.tensordot(x, kernel, 1) + bias
-    return plain_attention(projected, segments, dropout_keys, rate, compute, causal, tile)
+    score_bias = score_bias_of(bias, x.shape[1]) if biased else None
+    return plain_attention(projected, segments, dropout_keys, rate, compute, causal, tile, bias=score_bias)
+
+
+def score_bias_of(bias, length):
+    """Returns a differentiable term of scores `[heads, queries, keys]`, from a bias of projections."""
+    of_query, of_key, _ = jnp.take(bias.astype(jnp.float32), jnp.arange(length) % bias.shape[-1], axis=-1)
+    return of_query[:, :, None] * of_key[:, None] + of_key[:, None]
 
 
 def in_tiles(rows, heads, **options):
@@ -51,6 +58,8 @@ def causal(attention):
         (in_tiles(2, 3), (4, 37, 3, 24), RATE, "float32", 5e-6),
         slow_case(in_tiles(1, 1), (4, 37, 3, 24), 0.0, "bfloat16", 2e-2),
         slow_case(in_tiles(1, 1, causal=True), (4, 37, 3, 24), RATE, "float32", 5e-6),
+        (in_tiles(2, 1, biased=True), (4, 37, 3, 24), RATE, "float32", 5e-6),
+        slow_case(functools.partial(plain, biased=True), (4, 37, 3, 24), 0.0, "bfloat16", 2e-2),
         (fused, (3, 128, 4, 64), RATE, "float32", 5e-6),
         slow_case(fused, (9, 128, 4, 32), 0.0, "float32", 5e-6),
         slow_case(functools.partial(fused, unroll=True), (2, 128, 2, 64), RATE, "bfloat16", 2e-2),
@@ -62,11 +71,12 @@ def test_attention_and_gradients_equal_the_definition(attention, sizes, rate, dt
     shapes = ((rows, length, 64), (64, 3, heads, size), (3, heads, size), (rows, length, heads * size))
     x, kernel, bias, gradient = arrays(dtype, *shapes)
     segments, keys = packed(rows, length), keys_of(rows, rate)
-    is_causal = isinstance(attention, functools.partial) and attention.keywords.get("causal", False)
+    options = attention.keywords if isinstance(attention, functools.partial) else {}
 
     def definition(x, kernel, bias):
         projected = jnp.moveaxis(jnp.tensordot(x, kernel, 1) + bias, 2, 0)
-        return attend(*projected, segments, keys, rate, is_causal)
+        score_bias = score_bias_of(bias, length) if options.get("biased") else 0.0
+        return attend(*projected, segments, keys, rate, options.get("causal", False), score_bias=score_bias)
 
     def ours(x, kernel, bias):
         return attention(x, kernel, bias, segments, keys, rate)

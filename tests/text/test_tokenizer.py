@@ -278,6 +278,11 @@ def modernbert_json(**parts) -> dict:
     return json.loads(made.to_str()) | parts
 
 
+def of_mpnet(pieces: tokenizer.WordPiece) -> tokenizer.WordPiece:
+    """Returns a tokenizer in the layout of MPNet: the special tokens of fairseq around the vocabulary of a BERT."""
+    return tokenizer.WordPiece(["<s>", "<pad>", "</s>", "<unk>", *pieces.pieces, "<mask>"], pieces.lowercase)
+
+
 @pytest.fixture
 def modernbert(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json()))

@@ -20,14 +20,10 @@ if TYPE_CHECKING:
     from bertjax.nn.encoder_model import EncoderModel
 
 
-class BertLayersFamily(Decodes, ExposesAttention, ModelFamily):
-    """The base class of the families that have BERT's layers: BERT, RoBERTa, DistilBERT, ELECTRA."""
+class EncoderLayersFamily(ExposesAttention, ModelFamily):
+    """The base class of the families that have the layers of `nn.encoder`."""
 
     supports_packing = True
-
-    def lm_type(self, config: BertConfig) -> LmType:
-        """Returns the task of language modelling, see `ModelFamily.lm_type`."""
-        return "causal" if config.causal else "masked"
 
     def forward_flops(self, config: BertConfig, length: int) -> int:
         """Returns the FLOPs of the layers for one row, see `ModelFamily.forward_flops`."""
@@ -51,7 +47,20 @@ class BertLayersFamily(Decodes, ExposesAttention, ModelFamily):
         if "position" in kernels:
             fields["positions"] = ("each_layer",)
             fields["max_position_embeddings"] = kernels["position"]["embedding"].shape[1:2]
-        return infer_embeddings_config(params) | fields
+        fields = infer_embeddings_config(params) | fields
+        names = {field.name for field in dataclasses.fields(self.config_class)}
+        if "position_offset" in names and "max_position_embeddings" in fields:
+            (rows,) = fields["max_position_embeddings"]
+            fields["max_position_embeddings"] = range(rows, 0, -1)  # the params do not determine the offset
+        return fields
+
+
+class BertLayersFamily(Decodes, EncoderLayersFamily):
+    """The base class of the families that can be causal: BERT, RoBERTa, DistilBERT, ELECTRA."""
+
+    def lm_type(self, config: BertConfig) -> LmType:
+        """Returns the task of language modelling, see `ModelFamily.lm_type`."""
+        return "causal" if config.causal else "masked"
 
 
 class BertFamily(BertLayersFamily, ProjectsEmbeddings, HuggingFaceFamily):

@@ -28,7 +28,12 @@ class BertModel(EncoderModel):
         self, x: jax.Array, positions: jax.Array, segments: jax.Array, dropout_keys: jax.Array | None, every_layer: bool
     ) -> jax.Array:
         """Returns the hidden states after the layers."""
-        return self.encoder(x, segments, dropout_keys, positions, every_layer=every_layer)
+        bias = self.score_bias(x.shape[1])
+        return self.encoder(x, segments, dropout_keys, positions, every_layer=every_layer, score_bias=bias)
+
+    def score_bias(self, length: int) -> jax.Array | None:
+        """Returns a term of the attention scores of all layers, float32 `[heads, queries, keys]`; None: no term."""
+        return None
 
     def pool(self, hidden: jax.Array, segments: jax.Array, first_tokens: jax.Array | None) -> jax.Array:
         """Returns the pooled output of the first token, or of the last token of a causal model."""
@@ -67,4 +72,6 @@ class BertModel(EncoderModel):
         product = functools.partial(jnp.einsum, precision="highest")
         projected = product("lnh,lhpad->lpand", x, project["kernel"]) + project["bias"][:, :, :, None]
         scores = product("laqd,lakd->laqk", projected[:, 0], projected[:, 1]) / np.sqrt(config.head_size)
+        bias = self.apply({"params": params}, ids.shape[1], method="score_bias")
+        scores = scores if bias is None else scores + bias
         return jax.nn.softmax(jnp.where(visible(segments, config.causal)[0], scores, -jnp.inf), axis=-1)

@@ -64,6 +64,9 @@ def variable_table(config: BertConfig, labels: Mapping[str, int]) -> VariableTab
     table.norm((*embeddings, "norm"), "bert/embeddings/LayerNorm", size, bias=True)
     if size != hidden:
         table.dense((*embeddings, "projection"), "bert/embeddings_project", (size,), (hidden,), bias=True)
+    if buckets := config.relative_attention_num_buckets:
+        name = "bert/encoder/relative_attention_embeddings"
+        table.array(("bert", "relative_attention_bias"), name, buckets, config.num_attention_heads)
     for number in range(config.num_hidden_layers):
         path, name, inner = ("bert", "layers", number), f"bert/encoder/layer_{number}", (config.intermediate_size,)
         projections = tuple(f"{name}/attention/self/{projection}" for projection in ("query", "key", "value"))

@@ -3,7 +3,6 @@
 XLM-R and CamemBERT have the same architecture.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bertjax.config.model_config import Compute
@@ -26,14 +25,6 @@ class RobertaFamily(BertLayersFamily, HuggingFaceFamily):
         from bertjax.models.roberta.model import RobertaModel
 
         return RobertaModel(config, compute)
-
-    def infer_config(self, params: dict) -> dict[str, Sequence] | None:
-        """Returns the config fields that params imply, see `ModelFamily.infer_config`."""
-        fields = super().infer_config(params)
-        if fields is None or "max_position_embeddings" not in fields:
-            return fields
-        (rows,) = fields["max_position_embeddings"]
-        return fields | {"max_position_embeddings": range(rows, 0, -1)}
 
 
 FAMILY = RobertaFamily()

@@ -39,18 +39,12 @@ class RobertaFormat(bert.BertLayersFormat):
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         variant = fields.get("model_type", "roberta")
         values = FIELDS.read(path, fields, kind=variant)
-        offset, positions = fields.get("pad_token_id", 1), fields.get("max_position_embeddings")
+        offset = fields.get("pad_token_id", 1)
         if type(offset) is not int or offset < 0:
             raise UserError(
                 f"{path}: pad_token_id is {offset!r}; expected an integer of at least 0, since positions follow it"
             )
-        if type(positions) is int and positions <= offset + 1:
-            raise UserError(
-                f"{path}: max_position_embeddings is {positions}; expected more than pad_token_id + 1 = {offset + 1}, "
-                f"because positions start there"
-            )
-        if type(positions) is int:
-            values["max_position_embeddings"] = positions - offset - 1
+        values |= sequence_length(path, values, offset + 1)
         return dataclasses.replace(FIELDS.build(path, values), position_offset=offset + 1, variant=variant)
 
     def to_fields(self, config: RobertaConfig) -> dict[str, Any]:
@@ -58,6 +52,28 @@ class RobertaFormat(bert.BertLayersFormat):
         fields = FIELDS.to_fields(config) | {"model_type": config.variant}
         fields["max_position_embeddings"] += config.position_offset
         return fields | {"pad_token_id": config.position_offset - 1, "position_embedding_type": "absolute"}
+
+
+def sequence_length(path: epath.Path, values: Mapping[str, Any], offset: int) -> dict[str, int]:
+    """Returns max_position_embeddings without the rows before the position of the first token.
+
+    Args:
+      path: the file, for messages.
+      values: the fields of the file. `ConfigFields.build` checks a value that is not an integer.
+      offset: the position of the first token, pad_token_id + 1.
+
+    Raises:
+      UserError: if there is no position for a token.
+    """
+    positions = values.get("max_position_embeddings")
+    if type(positions) is not int:
+        return {}
+    if positions <= offset:
+        raise UserError(
+            f"{path}: max_position_embeddings is {positions}; expected more than pad_token_id + 1 = {offset}, because "
+            f"positions start there"
+        )
+    return {"max_position_embeddings": positions - offset}
 
 
 FORMAT = RobertaFormat()

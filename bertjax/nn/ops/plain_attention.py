@@ -35,6 +35,7 @@ def plain_attention(
     causal: bool = False,
     tile: Tile | None = None,
     window: int | None = None,
+    bias: Array | None = None,
 ) -> Array:
     """Queries, keys, values `[batch, length, 3, heads, size]` -> `[batch, length, heads * size]`, within segments.
 
@@ -47,10 +48,11 @@ def plain_attention(
       causal: tokens attend to earlier tokens and to themselves.
       tile: see `tiled_attention.Settings`.
       window: tokens attend to tokens at most this number of places away (for long texts see `window_attention`).
+      bias: see `attend_in_layout`.
     """
     rate = 0.0 if dropout_keys is None else rate
     settings = Settings(rate, compute, WholeRows(causal, window), tile)
-    context = attend_in_layout(query_key_value, segments, dropout_keys, settings)
+    context = attend_in_layout(query_key_value, segments, dropout_keys, bias, settings)
     return context.reshape(*context.shape[:2], -1)
 
 

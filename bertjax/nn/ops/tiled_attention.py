@@ -60,28 +60,32 @@ class Settings(NamedTuple):
     tile: Tile | None
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def attend_in_layout(query_key_value: Array, segments: Array, dropout_keys: Array | None, settings: Settings) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def attend_in_layout(
+    query_key_value: Array, segments: Array, dropout_keys: Array | None, bias: Array | None, settings: Settings
+) -> Array:
     """Returns the context `[batch, length, heads, size]` of queries, keys, values `[batch, length, 3, heads, size]`.
 
     Args:
       query_key_value: the queries, keys and values.
       segments: `[batch, length]`.
       dropout_keys: `[batch]`; None: no dropout.
+      bias: a term of the scores of all rows, float32 `[heads, queries, keys]`, for a layout in which a query meets all
+        keys of its row; None: no term.
       settings: the settings.
     """
-    return _attend_forward(query_key_value, segments, dropout_keys, settings)[0]
+    return _attend_forward(query_key_value, segments, dropout_keys, bias, settings)[0]
 
 
 def _attend_forward(
-    query_key_value: Array, segments: Array, dropout_keys: Array | None, settings: Settings
+    query_key_value: Array, segments: Array, dropout_keys: Array | None, bias: Array | None, settings: Settings
 ) -> tuple[Array, Any]:
     rate, compute, layout, tile = settings
 
     def forward(query_key_value: Array, by_row: Any, first_head: Any) -> tuple[Array, Array]:
         mask, dropout_keys = by_row
         query, key, value = _by_head(query_key_value, layout)
-        scores = _scores(query, layout.keys_of(key), mask, compute)
+        scores = _scores(query, layout.keys_of(key), mask, compute, _of_heads(bias, first_head, query))
         largest = scores.max(-1, keepdims=True)
         exponentials = jnp.exp(scores - largest)
         sums = exponentials.sum(-1, keepdims=True)
@@ -97,38 +101,42 @@ def _attend_forward(
     log_sums_shape = jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)
     by_row = layout.visible(segments), dropout_keys
     context, log_sums = each_tile(forward, query_key_value, by_row, (context_shape, log_sums_shape), tile)
-    return context, (query_key_value, segments, dropout_keys, log_sums, context)
+    return context, (query_key_value, segments, dropout_keys, bias, log_sums, context)
 
 
-def _attend_backward(settings: Settings, saved: Any, grad: Array) -> tuple[Array, None, None]:
+def _attend_backward(settings: Settings, saved: Any, grad: Array) -> tuple[Array, None, None, Array | None]:
     rate, compute, layout, tile = settings
 
-    def backward(by_head: Any, by_row: Any, first_head: Any) -> Array:
+    def backward(by_head: Any, by_row: Any, first_head: Any) -> tuple[Array, Array | None]:
         """Recomputes scores and dropout, because they would take most of the memory."""
         query_key_value, log_sums, mean, grad = by_head
         mask, dropout_keys = by_row
         query, key, value = _by_head(query_key_value, layout)
         keys, values, grad = layout.keys_of(key), layout.keys_of(value), layout.by_head(grad)
         log_sums, mean = (x.reshape(*query.shape[:-1], 1) for x in (log_sums, mean))
-        probs = jnp.exp(_scores(query, keys, mask, compute) - log_sums)
+        probs = jnp.exp(_scores(query, keys, mask, compute, _of_heads(bias, first_head, query)) - log_sums)
 
         start = first_head * query.shape[2] ** 2
         kept_probs = dropout(probs.astype(compute.dtype), rate, dropout_keys, start)
         grad_values = multiply(kept_probs, grad, compute, transpose_a=True)
         grad_probs = multiply(grad, values, compute, transpose_b=True, dtype=jnp.float32)
         grad_probs = dropout(grad_probs, rate, dropout_keys, start)
-        grad_scores = probs * (grad_probs - mean) / math.sqrt(query.shape[-1])
+        grad_scores = probs * (grad_probs - mean)
+        grad_bias = None if bias is None else jnp.swapaxes(grad_scores.sum(0, keepdims=True), 1, 2)
+        grad_scores = grad_scores / math.sqrt(query.shape[-1])
         grad_query = multiply(grad_scores, keys, compute)
         grad_keys = multiply(grad_scores, query, compute, transpose_a=True)
         grads = grad_query, layout.sum_keys(grad_keys), layout.sum_keys(grad_values)
-        return jnp.stack([layout.by_token(x) for x in grads], axis=2).astype(query_key_value.dtype)
+        return jnp.stack([layout.by_token(x) for x in grads], axis=2).astype(query_key_value.dtype), grad_bias
 
-    query_key_value, segments, dropout_keys, log_sums, context = saved
+    query_key_value, segments, dropout_keys, bias, log_sums, context = saved
     # The gradient of softmax subtracts the sum over keys of probs * grad_probs. This product has the same value.
     mean = jnp.einsum("bqhd,bqhd->bqh", grad, context, precision="highest", preferred_element_type=jnp.float32)
     by_head = query_key_value, log_sums, jnp.swapaxes(mean, 1, 2), grad
     by_row = layout.visible(segments), dropout_keys
-    return each_tile(backward, by_head, by_row, query_key_value, tile), None, None
+    heads_second = None if bias is None else jnp.swapaxes(bias[None], 1, 2)  # the axes of `each_tile`
+    grads, grad_bias = each_tile(backward, by_head, by_row, (query_key_value, heads_second), tile)
+    return grads, None, None, None if grad_bias is None else jnp.swapaxes(grad_bias, 1, 2)[0]
 
 
 attend_in_layout.defvjp(_attend_forward, _attend_backward)
@@ -140,7 +148,13 @@ def _by_head(query_key_value: Array, layout: AttentionLayout) -> Iterator[Array]
     return (layout.by_head(x) for x in (query, key, value))
 
 
-def _scores(query: Array, keys: Array, mask: Array, compute: Compute) -> Array:
-    """Queries and keys `[..., size]`, and a mask -> scores `[..., queries, keys]` in float32."""
+def _of_heads(bias: Array | None, first: Any, query: Array) -> Array | None:
+    """Returns the part of a bias `[heads, queries, keys]` for the heads of `query`, which begin at `first`."""
+    return None if bias is None else jax.lax.dynamic_slice_in_dim(bias, first, query.shape[1])
+
+
+def _scores(query: Array, keys: Array, mask: Array, compute: Compute, bias: Array | None) -> Array:
+    """Queries and keys `[..., size]`, a mask and a bias -> scores `[..., queries, keys]` in float32."""
     scores = multiply(query, keys, compute, transpose_b=True, dtype=jnp.float32) / math.sqrt(query.shape[-1])
+    scores = scores if bias is None else scores + bias
     return jnp.where(mask, scores, jnp.finfo(jnp.float32).min)

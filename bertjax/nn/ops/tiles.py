@@ -43,7 +43,8 @@ def each_tile(function: Callable, by_head: Any, by_row: Any, shapes: Any, tile: 
       function: (part of `by_head`, part of `by_row`, number of the first head) -> part of the results.
       by_head: a tree of arrays `[batch, ..., heads, size]`.
       by_row: a tree of arrays `[batch, ...]`.
-      shapes: a tree of the shapes and dtypes of the results, with axes as in `by_head`.
+      shapes: a tree of the shapes and dtypes of the results, with axes as in `by_head`. A result with one row is the
+        sum over all rows.
       tile: the tile; None: computes everything at a time.
     """
     if tile is None:
@@ -55,7 +56,7 @@ def each_tile(function: Callable, by_head: Any, by_row: Any, shapes: Any, tile: 
         row, head = number // parts * tile.rows, number % parts * tile.heads
 
         def start(x: Array) -> tuple[Any, ...]:
-            return (row, *[0] * (x.ndim - 3), head, 0)
+            return (0 if len(x) == 1 else row, *[0] * (x.ndim - 3), head, 0)
 
         def of_heads(x: Array) -> Array:
             return jax.lax.dynamic_slice(x, start(x), (tile.rows, *x.shape[1:-2], tile.heads, x.shape[-1]))
@@ -63,8 +64,12 @@ def each_tile(function: Callable, by_head: Any, by_row: Any, shapes: Any, tile: 
         def of_rows(x: Array) -> Array:
             return jax.lax.dynamic_slice_in_dim(x, row, tile.rows)
 
+        def update(x: Array, part: Array) -> Array:
+            part = part + jax.lax.dynamic_slice(x, start(x), part.shape) if len(x) == 1 else part
+            return jax.lax.dynamic_update_slice(x, part, start(x))
+
         part = function(jax.tree.map(of_heads, by_head), jax.tree.map(of_rows, by_row), head)
-        return jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice(x, y, start(x)), results, part)
+        return jax.tree.map(update, results, part)
 
     empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     return jax.lax.fori_loop(0, batch // tile.rows * parts, compute, empty)

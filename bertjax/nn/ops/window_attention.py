@@ -31,7 +31,7 @@ def window_attention(
     padded = jnp.pad(query_key_value, [(0, 0), (0, missing), (0, 0), (0, 0), (0, 0)])
     segments = jnp.pad(segments, [(0, 0), (0, missing)], constant_values=-1)
     settings = Settings(0.0, compute, Blocks(half), tile)
-    context = attend_in_layout(padded, segments, None, settings)[:, :length]
+    context = attend_in_layout(padded, segments, None, None, settings)[:, :length]
     return context.reshape(*context.shape[:2], -1)
 
 

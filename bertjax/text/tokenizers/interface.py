@@ -48,6 +48,7 @@ class Tokenizer(abc.ABC):
         with and without a space before it.
       begins_with_space: whether the tokenizer adds a space to every text that does not begin with a space.
       pieces: the tokens by id.
+      huggingface_class: the class of transformers that reads `to_huggingface`.
       special_ids: the ids of `SPECIAL_TOKENS`, in this order.
       begin: ids of the special tokens before a text.
       between: ids of the special tokens between the two texts of a pair.
@@ -62,15 +63,22 @@ class Tokenizer(abc.ABC):
     keeps_parts: bool = False
     space: str = ""
     begins_with_space: bool = True
+    huggingface_class: str = "PreTrainedTokenizerFast"
 
-    def __init__(self, tokens: Sequence[str], path: str, aliases: Mapping[str, Sequence[str]] | None = None):
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        path: str,
+        aliases: Mapping[str, Sequence[str]] | None = None,
+        names: Sequence[str] = SPECIAL_TOKENS,
+    ):
         self.pieces = list(tokens)
         if not self.pieces:
             raise UserError(f"tokenizer.path: the vocabulary {path} is empty")
         ids = {token: i for i, token in enumerate(self.pieces)}
         special = {
             name: next((ids[alias] for alias in (name, *(aliases or {}).get(name, ())) if alias in ids), -1)
-            for name in SPECIAL_TOKENS
+            for name in names
         }
         if missing := [name for name, number in special.items() if number < 0]:
             raise UserError(f"tokenizer.path: the vocabulary {path} lacks {', '.join(missing)}, which BERT needs")

@@ -30,8 +30,13 @@ class TokenizerJson(TypedDict):
     added_tokens: NotRequired[list[AddedPiece]]
 
 
-def check_json_parts(path: epath.PathLike, content: TokenizerJson, supported: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises `UserError` if a tokenizer.json adds tokens, or if a part has a value that differs from `supported`."""
+def check_json_parts(
+    path: epath.PathLike,
+    content: TokenizerJson,
+    supported: Mapping[str, Mapping[str, Any]],
+    known: Collection[str] = SPECIAL_TOKENS,
+) -> None:
+    """Raises `UserError` if a part of a tokenizer.json differs from `supported`, or an added token is not `known`."""
     for name, expected in supported.items():
         part: Mapping[str, Any] = content.get(name) or {}  # type: ignore[assignment]
         for key, value in expected.items():
@@ -39,7 +44,7 @@ def check_json_parts(path: epath.PathLike, content: TokenizerJson, supported: Ma
             if value != stated:
                 field = f"{name} {stated or 'null'}" if key == "type" else f"{name}.{key} = {stated!r}"
                 raise UserError(f"tokenizer.path: {path}: {field} is not supported; supported: {value!r}")
-    check_added(path, [token["content"] for token in content.get("added_tokens", ())])
+    check_added(path, [token["content"] for token in content.get("added_tokens", ())], known)
 
 
 def check_added(path: epath.PathLike, tokens: Sequence[str], known: Collection[str] = SPECIAL_TOKENS) -> None:
@@ -175,6 +180,7 @@ def with_special_tokens(
     special: Sequence[str] = SPECIAL_TOKENS,
     mask_takes_space: bool = False,
     ends_with_cls: bool = False,
+    separators: int = 1,
 ) -> str:
     """Adds special tokens and a template to a tokenizer of the tokenizers library; returns its JSON.
 
@@ -184,13 +190,15 @@ def with_special_tokens(
       mask_takes_space: whether the space before [MASK] is part of [MASK], as the space before a word is part of the
         word in byte-level tokens.
       ends_with_cls: whether the template is the template of XLNet instead of BERT.
+      separators: the number of [SEP] between the texts of a pair.
     """
     *without_mask, mask = special
     tokenizer.add_special_tokens(without_mask)
     tokenizer.add_special_tokens([AddedToken(mask, lstrip=mask_takes_space, normalized=False)])
     _, _, cls, sep = without_mask
     begin, end = ("", f" {cls}:2") if ends_with_cls else (f"{cls}:0 ", "")
-    set_template(tokenizer, f"{begin}$A:0 {sep}:0{end}", f"{begin}$A:0 {sep}:0 $B:1 {sep}:1{end}", (cls, sep))
+    pair = f"{begin}$A:0{f' {sep}:0' * separators} $B:1 {sep}:1{end}"
+    set_template(tokenizer, f"{begin}$A:0 {sep}:0{end}", pair, (cls, sep))
     return tokenizer.to_str()
 
 

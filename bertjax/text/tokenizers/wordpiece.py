@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypedDict
 
 import msgspec
@@ -15,7 +15,7 @@ from bertjax.common import surrogates
 from bertjax.common.errors import UserError
 from bertjax.common.files import note, parse_json, write_whole
 from bertjax.text.tokenizers import json_file
-from bertjax.text.tokenizers.interface import Joined, read_tokenizer_file
+from bertjax.text.tokenizers.interface import SPECIAL_TOKENS, Joined, read_tokenizer_file
 from bertjax.text.tokenizers.library_tokenizer import LibraryTokenizer
 
 MAX_WORD_LETTERS = 100  # longer words become [UNK], as in transformers; the limit of Google is 200
@@ -25,28 +25,35 @@ MAX_KNOWN_WORDS = 300_000  # words in the cache of a tokenizer, about 50 MB
 SUPPORTED_PARTS: dict[str, dict[str, Any]] = {
     "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True},
     "pre_tokenizer": {"type": "BertPreTokenizer"},
-    "model": {
-        "unk_token": "[UNK]",
-        "continuing_subword_prefix": CONTINUES,
-        "max_input_chars_per_word": MAX_WORD_LETTERS,
-    },
+    "model": {"continuing_subword_prefix": CONTINUES, "max_input_chars_per_word": MAX_WORD_LETTERS},
 }
+# The special tokens of MPNet, in the order of `SPECIAL_TOKENS`. A published vocabulary has two names of the unknown
+# token, and texts are encoded to [UNK]. It also has the names of BERT's special tokens, as tokens that no text has.
+MPNET = ("<pad>", "[UNK]", "<s>", "</s>", "<mask>")
+UNKNOWN = "<unk>"
 
 
 class WordPiece(LibraryTokenizer):
     """Greedy longest-match tokens of words, as in google-research/bert; words over `MAX_WORD_LETTERS` become [UNK].
 
+    The special tokens have the names of BERT or of MPNet, see `special_names`.
     If a vocab.txt has a token twice, the token has the id of its last line, as in Google's code and in transformers.
     """
 
     kind = "wordpiece"
     filename = "vocab.txt"
+    huggingface_class = "BertTokenizer"
 
     def __init__(self, tokens: Sequence[str], lowercase: bool, path: str = "(given)"):
         self._lines = list(tokens)  # the lines of the file, for `save` and for the fingerprint
-        super().__init__(_without_repetitions(self._lines, path), path)
+        tokens = _without_repetitions(self._lines, path)
+        self._special = special_names(tokens)
+        super().__init__(tokens, path, names=self._special)
+        if self._special is not SPECIAL_TOKENS:
+            self.added, self.between = {*self._special, UNKNOWN}, (self.sep_id, self.sep_id)
+            self.huggingface_class = "MPNetTokenizer"
         self.lowercase = lowercase
-        self._tokenizer = new_wordpiece(lowercase, {token: i for i, token in enumerate(self.pieces)})
+        self._tokenizer = self._new_tokenizer()
         self._clear_cache()
 
     @classmethod
@@ -132,8 +139,14 @@ class WordPiece(LibraryTokenizer):
 
     def to_huggingface(self) -> str:
         """Returns a tokenizer.json, see `Tokenizer.to_huggingface`."""
+        takes_space, separators = self._special is not SPECIAL_TOKENS, len(self.between)
+        return json_file.with_special_tokens(
+            self._new_tokenizer(), self._special, mask_takes_space=takes_space, separators=separators
+        )
+
+    def _new_tokenizer(self) -> tokenizers.Tokenizer:
         vocabulary = {token: i for i, token in enumerate(self.pieces)}
-        return json_file.with_special_tokens(new_wordpiece(self.lowercase, vocabulary))
+        return new_wordpiece(self.lowercase, vocabulary, self.pieces[self.unk_id])
 
     def _definition(self) -> bytes:
         return "\n".join([f"wordpiece lowercase={bool(self.lowercase)}", *self._lines]).encode()
@@ -156,10 +169,22 @@ def _without_repetitions(lines: list[str], path: str) -> list[str]:
     return [token if last[token] == number else json_file.no_token(number) for number, token in enumerate(lines)]
 
 
-def new_wordpiece(lowercase: bool, vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
-    """Returns a WordPiece tokenizer of the tokenizers library."""
+def special_names(tokens: Collection[str]) -> tuple[str, ...]:
+    """Returns the names of the special tokens of a vocabulary, in the order of `SPECIAL_TOKENS`.
+
+    A vocabulary with MPNet's padding, begin, end and mask is a vocabulary of MPNet: no text has these tokens, because
+    the pre-tokenizer splits words at "<" and ">".
+    """
+    pad, unknown, *others = MPNET
+    if not {pad, *others} <= {*tokens}:
+        return SPECIAL_TOKENS
+    return MPNET if unknown in tokens else (pad, UNKNOWN, *others)
+
+
+def new_wordpiece(lowercase: bool, vocabulary: dict[str, int], unknown: str = "[UNK]") -> tokenizers.Tokenizer:
+    """Returns a WordPiece tokenizer of the tokenizers library; `unknown` is the name of the unknown token."""
     tokenizer = tokenizers.Tokenizer(
-        models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_LETTERS)
+        models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=MAX_WORD_LETTERS)
     )
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
@@ -176,7 +201,7 @@ class _Model(TypedDict):
 
 
 def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
-    """Returns the tokens of a tokenizer.json of BERT, and whether it lower-cases text."""
+    """Returns the tokens of a tokenizer.json of BERT or MPNet, and whether it lower-cases text."""
     try:
         content = parse_json(read_tokenizer_file(path), json_file.TokenizerJson)
         if (kind := content["model"].get("type", "WordPiece")) != "WordPiece":
@@ -184,10 +209,15 @@ def _read_huggingface(path: epath.PathLike) -> tuple[list[str], bool]:
         vocabulary = msgspec.convert(content["model"], _Model)["vocab"]
     except ValueError as error:
         raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
-    json_file.check_json_parts(path, content, SUPPORTED_PARTS)
-    template = json_file.read_template(path, content.get("post_processor"))
-    if template != (["[CLS]"], ["[SEP]"], ["[SEP]"]):
-        raise UserError(f"tokenizer.path: {path}: post_processor is not supported; supported: [CLS] A [SEP] B [SEP]")
+    special = _, unknown, cls, sep, _ = special_names(vocabulary)
+    is_bert = special is SPECIAL_TOKENS
+    supported = SUPPORTED_PARTS | {"model": SUPPORTED_PARTS["model"] | {"unk_token": unknown}}
+    json_file.check_json_parts(path, content, supported, special if is_bert else (*special, UNKNOWN))
+    between = [sep] if is_bert else [sep, sep]
+    if json_file.read_template(path, content.get("post_processor"), cls, sep) != ([cls], between, [sep]):
+        raise UserError(
+            f"tokenizer.path: {path}: post_processor is not supported; supported: {cls} A {' '.join(between)} B {sep}"
+        )
     normalizer = content["normalizer"] or {}
     lowercase, strips = normalizer.get("lowercase"), normalizer.get("strip_accents")
     lowercase = True if lowercase is None else lowercase
