@@ -24,7 +24,7 @@ CLASSES = {
     WordPiece.kind: ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", *GENERAL),
     BPE.kind: ("GPT2Tokenizer", "RobertaTokenizer", *GENERAL),
     SentencePiece.kind: GENERAL,
-    Unigram.kind: ("XLMRobertaTokenizer", "CamembertTokenizer", "XLNetTokenizer", *GENERAL),
+    Unigram.kind: ("XLMRobertaTokenizer", "CamembertTokenizer", "XLNetTokenizer", "AlbertTokenizer", *GENERAL),
     Bytes.kind: GENERAL,
 }
 # The classes that return token types unless model_input_names states otherwise.
@@ -35,8 +35,11 @@ WITH_PAIRS = ("ForSequenceClassification", "ForMultipleChoice", "ForQuestionAnsw
 BY_MODEL_TYPE = {
     "bert": "BertTokenizer", "distilbert": "BertTokenizer", "electra": "BertTokenizer",
     "roberta": "RobertaTokenizer", "gpt2": "GPT2Tokenizer", "xlm-roberta": "XLMRobertaTokenizer",
-    "camembert": "CamembertTokenizer", "xlnet": "XLNetTokenizer",
+    "camembert": "CamembertTokenizer", "xlnet": "XLNetTokenizer", "albert": "AlbertTokenizer",
 }  # fmt: skip
+# {class of a unigram tokenizer that strips accents and folds case: the default of do_lower_case}. The other classes of
+# such tokenizers ignore do_lower_case.
+FOLDING = {"XLNetTokenizer": False, "AlbertTokenizer": True}
 # {field of both files: the only supported value, in addition to null}.
 SUPPORTED_VALUES: dict[str, Any] = {
     "truncation_side": "right", "init_inputs": [], "sp_model_kwargs": {}, "fix_mistral_regex": False,
@@ -260,14 +263,14 @@ def _check_unigram(folder: epath.Path, file: epath.Path, loaded: Unigram, settin
     """Raises `UserError` if a class of transformers normalizes text in another way than the file."""
     if not (name := _class(folder, settings)):
         return
-    is_xlnet = name == "XLNetTokenizer"
-    lowercase = is_xlnet and bool(settings.get("do_lower_case"))  # the other classes ignore do_lower_case
+    lowercase = name in FOLDING and bool(settings.get("do_lower_case", FOLDING[name]))
     if lowercase != loaded.lowercase:
         raise UserError(
             f"{folder / SETTINGS}: {name} has lowercase {lowercase}, but {file} has {loaded.lowercase}; use equal "
             f"values"
         )
-    supported = {"keep_accents": False, "unk_id": loaded.unk_id} if is_xlnet else {"add_prefix_space": True}
+    supported = {"keep_accents": False, "unk_id": loaded.unk_id} if name in FOLDING else {}
+    supported |= {} if name == "XLNetTokenizer" else {"add_prefix_space": True}
     require_supported(
         folder / SETTINGS, {field: value for field, value in settings.items() if value is not None}, supported
     )
@@ -282,7 +285,7 @@ def _note_token_types(folder: epath.Path, settings: dict[str, Any]) -> None:
         reason = "model_input_names has no token_type_ids"
     elif names is None and name not in WITH_TYPES and (model_type == "xlnet" or architecture.endswith(WITH_PAIRS)):
         reason = f"{name or GENERAL[1]} of transformers 5 gives no token_type_ids"  # [CLS] of XLNet has type 2
-    if reason and model_type in ("bert", "electra", "xlnet"):
+    if reason and model_type in ("bert", "electra", "albert", "xlnet"):
         note(
             folder / SETTINGS,
             f"{reason}: transformers uses token type 0 for all tokens, bertjax uses type 1 for second texts",

@@ -25,11 +25,13 @@ from bertjax.finetuning.task import _init
 from bertjax.interop import conversion, pretrained
 from bertjax.interop import sentence_transformers as interop
 from bertjax.launch.start import launch
+from bertjax.models.albert.config import AlbertConfig
 from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.families import model_fields
 from bertjax.models.heads import SentenceEncoder
 from bertjax.models.modernbert.config import ModernBertConfig
 from bertjax.models.roberta.config import RobertaConfig
+from bertjax.models.xlm_roberta_xl.config import XlmRobertaXlConfig
 from bertjax.text import vocabulary_learning
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import RunInfo, tokenizer_entry, write_info
@@ -57,9 +59,16 @@ HEADS = {
     "roberta": dict(pooling="cls", dense=0, dense_act="none", normalize=False),
     "modernbert": dict(pooling="last", dense=12, dense_act="none", normalize=True),
     "distilbert": dict(pooling="mean", dense=0, dense_act="none", normalize=True),
+    "albert": dict(pooling="mean", dense=0, dense_act="none", normalize=True),
+    "xlm_roberta_xl": dict(pooling="cls", dense=0, dense_act="none", normalize=True),
 }
-ONLY = {"roberta": dict(position_offset=1), "modernbert": dict(num_hidden_layers=4)}
-CONFIGS = {"roberta": RobertaConfig, "modernbert": ModernBertConfig, "distilbert": DistilBertConfig}
+ONLY = {
+    "roberta": dict(position_offset=1), "modernbert": dict(num_hidden_layers=4), "albert": dict(embedding_size=16),
+}  # fmt: skip
+CONFIGS = {
+    "roberta": RobertaConfig, "modernbert": ModernBertConfig, "distilbert": DistilBertConfig, "albert": AlbertConfig,
+    "xlm_roberta_xl": XlmRobertaXlConfig,
+}  # fmt: skip
 PROMPTS = dict(query_prompt="the judge: ", document_prompt="a court ")
 
 

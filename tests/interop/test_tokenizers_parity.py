@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import pathlib
+import re
 
 import flax.linen as nn
 import jax
@@ -206,6 +207,19 @@ def xlnet(folder, lowercase: bool, is_written: bool):
     return their_tokenizer
 
 
+def albert(folder, is_written: bool, **settings):
+    """A SentencePiece model with the special tokens of ALBERT, in their order."""
+    special = dict(pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, control_symbols=["[CLS]", "[SEP]", "[MASK]"])
+    lines = [*HARD * 5, *CORPUS, *map(str.lower, HARD * 5)]
+    (folder / "spiece.model").write_bytes(sentencepiece_model(lines, 400, pad_piece="<pad>", **special))
+    write_settings(folder, "albert", **settings)
+    their_tokenizer = transformers.AlbertTokenizer.from_pretrained(folder)
+    if is_written:
+        (folder / "spiece.model").unlink()
+        their_tokenizer.save_pretrained(folder)
+    return from_folder(folder)
+
+
 # The pre-tokenization of Llama 3, on which the tokenizer of EuroBERT is based.
 WORDS = "|".join([
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*",
@@ -264,6 +278,10 @@ FOLDERS = {
         for lowercase in (True, False)
         for is_written in (True, False)
     },
+    "albert": functools.partial(albert, is_written=True),
+    "cased albert": functools.partial(albert, is_written=True, do_lower_case=False),
+    "older albert": functools.partial(albert, is_written=False, tokenizer_class="AlbertTokenizer"),
+    "older albert, cased": functools.partial(albert, is_written=False, do_lower_case=False),
 }
 
 
@@ -280,7 +298,8 @@ def texts_for(kind: str, name: str) -> list[str]:
         # The tokenizers library normalizes character by character, sentencepiece normalizes the whole text.
         texts = [text for text in (*PROBE, *CORPUS) if text != HALF_WIDTH]
     if kind == "unigram":
-        texts = [text.replace("<s>", "") for text in texts]  # transformers reads it as a token
+        # transformers encodes a special token of the model to its id
+        texts = [re.sub(r"<s>|\[(MASK|SEP|CLS)\]", "", text) for text in texts]
         texts = [text for text in texts if "aaaa" not in text]  # the order of equally good segmentations is not defined
     return texts
 

@@ -61,10 +61,13 @@ def variable_table(config: BertConfig, labels: Mapping[str, int]) -> VariableTab
     if config.type_vocab_size:
         token_types = "bert/embeddings/token_type_embeddings"
         table.array((*embeddings, "token_type", "embedding"), token_types, config.type_vocab_size, size)
-    table.norm((*embeddings, "norm"), "bert/embeddings/LayerNorm", size, bias=True)
-    if size != hidden:
+    if config.norm == "post":
+        table.norm((*embeddings, "norm"), "bert/embeddings/LayerNorm", size, bias=True)
+    else:
+        table.norm(("bert", "encoder", "norm"), "bert/encoder/LayerNorm", hidden, bias=True)
+    if config.projects_embeddings:
         table.dense((*embeddings, "projection"), "bert/embeddings_project", (size,), (hidden,), bias=True)
-    for number in range(config.num_hidden_layers):
+    for number in range(config.stacked_layers):
         path, name, inner = ("bert", "layers", number), f"bert/encoder/layer_{number}", (config.intermediate_size,)
         projections = tuple(f"{name}/attention/self/{projection}" for projection in ("query", "key", "value"))
         table.dense((*path, "attention", "query_key_value"), projections, (hidden,), heads, bias=True)
