@@ -11,7 +11,7 @@ from bertjax.common.files import note, read_json
 from bertjax.models.json_config import require_supported
 from bertjax.models.library_fields import tables
 from bertjax.text import tokenizer
-from bertjax.text.tokenizer import BPE, Bytes, SentencePiece, Tokenizer, Unigram, WordPiece
+from bertjax.text.tokenizer import BPE, ByteFallback, Bytes, SentencePiece, Tokenizer, Unigram, WordPiece
 from bertjax.text.tokenizers.json_file import check_added
 
 SETTINGS, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
@@ -23,6 +23,7 @@ GENERAL = ("PreTrainedTokenizer", "TokenizersBackend")
 CLASSES = {
     WordPiece.kind: ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", *GENERAL),
     BPE.kind: ("GPT2Tokenizer", "RobertaTokenizer", *GENERAL),
+    ByteFallback.kind: ("GemmaTokenizer", *GENERAL),
     SentencePiece.kind: GENERAL,
     Unigram.kind: ("XLMRobertaTokenizer", "CamembertTokenizer", "XLNetTokenizer", "AlbertTokenizer", *GENERAL),
     Bytes.kind: GENERAL,
@@ -79,6 +80,7 @@ FIXED: dict[str, Any] = {
 ADDING_FIELDS = (
     "additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens", "added_tokens_decoder",
 )  # fmt: skip
+TEMPLATE = ("add_bos_token", "add_eos_token")  # whether special tokens begin and end a text
 SPECIAL_NAMES = ("pad", "unk", "cls", "sep", "mask")  # as in the fields `pad_token` and the attributes `pad_id`
 
 
@@ -91,7 +93,7 @@ _Token = str | _AddedToken | None
 FIELD_TYPES: dict[str, Any] = {
     **dict.fromkeys(FIXED, Any),
     **dict.fromkeys(("do_lower_case", "strip_accents", "keep_accents", "add_prefix_space"), bool | None),
-    **dict.fromkeys(("add_bos_token", "add_eos_token"), bool | None),
+    **dict.fromkeys(TEMPLATE, bool | None),
     **dict.fromkeys(("max_len", "model_max_length"), float | None),
     **dict.fromkeys(("never_split", "model_input_names"), list[str] | None),
     **{f"{name}_token": _Token for name in ("bos", "eos", "pad", "unk", "cls", "sep", "mask")},
@@ -139,6 +141,8 @@ def read_folder_tokenizer(folder: epath.Path) -> Tokenizer | None:
     if kind == BPE.kind:
         default = False if _class(folder, settings) in CLASSES[BPE.kind] else None
         _check_agreement(folder, "add_prefix_space", settings, default, file, loaded.begins_with_space)
+    if kind == ByteFallback.kind or any(map(settings.get, TEMPLATE)):
+        _check_template(folder, file, loaded, settings)
     if isinstance(loaded, Unigram):
         _check_unigram(folder, file, loaded, settings)
     if file.name != JSON and (settings.get("add_bos_token") or settings.get("add_eos_token")):
@@ -276,6 +280,21 @@ def _check_unigram(folder: epath.Path, file: epath.Path, loaded: Unigram, settin
     )
 
 
+def _check_template(folder: epath.Path, file: epath.Path, loaded: Tokenizer, settings: dict[str, Any]) -> None:
+    """Raises `UserError` if add_bos_token and add_eos_token state another template than a file.
+
+    transformers builds the template from these two settings if one of them is stated.
+    """
+    default = False if any(settings.get(name) is not None for name in TEMPLATE) else None
+    for name, tokens in zip(TEMPLATE, (loaded.begin, loaded.end)):
+        _check_agreement(folder, name, settings, default, file, bool(tokens))
+    if default is not None and loaded.between != (*loaded.end, *loaded.begin):
+        raise UserError(
+            f"{folder / SETTINGS}: {' and '.join(TEMPLATE)} give another template of pairs than {file}; delete the two "
+            f"fields"
+        )
+
+
 def _note_token_types(folder: epath.Path, settings: dict[str, Any]) -> None:
     """Prints a note if transformers passes no token types to a model with token types: all types are 0 then."""
     names, config, name = settings.get("model_input_names"), _config(folder), _class(folder, settings)
@@ -300,7 +319,8 @@ def _check_special(folder: epath.Path, loaded: Tokenizer, settings: dict[str, An
         names = {name: _content(fields.get(name)) for name in special}
         require_supported(path, {name: token for name, token in names.items() if token is not None}, special)
         listed = [fields.get(name) for name in ADDING_FIELDS]
-        listed.append([token for name, token in fields.items() if name.endswith("_token") and token])
+        named = [token for name, token in fields.items() if name.endswith("_token") and name not in TEMPLATE]
+        listed.append(list(filter(None, named)))
         for more in listed:
             tokens = more.values() if isinstance(more, dict) else more or ()
             check_added(path, [str(_content(token)) for token in tokens], known)

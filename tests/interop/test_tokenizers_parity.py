@@ -28,11 +28,12 @@ from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.text import tokenizer, vocabulary_learning
 from bertjax.text.tokenizer import SPECIAL_TOKENS, XLNET, WordPiece
+from bertjax.text.tokenizers.byte_fallback import GEMMA
 from bertjax.text.tokenizers.sentencepiece import read_proto as sentencepiece_proto
 from bertjax.text.vocabulary_extension import extended
 from tests.conftest import make_corpus
 from tests.interop.test_families_parity import MODELS, save_theirs
-from tests.text.test_tokenizer import HARD, modernbert_json
+from tests.text.test_tokenizer import HARD, gemma_json, modernbert_json
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -246,6 +247,13 @@ def eurobert(folder):
     return from_folder(folder)
 
 
+def mmbert(folder, **settings):
+    (folder / "tokenizer.json").write_text(json.dumps(gemma_json()))
+    names = dict(zip((f"{name}_token" for name in (*NAMES, "bos", "eos")), (*GEMMA, "<bos>", "<eos>")))
+    write_settings(folder, "modernbert", **{"tokenizer_class": "PreTrainedTokenizerFast", **names, **settings})
+    return from_folder(folder)
+
+
 OF_CONFIG = {"XLMRobertaTokenizer": "xlm-roberta", "CamembertTokenizer": "camembert"}
 FOLDERS = {
     **{
@@ -278,6 +286,10 @@ FOLDERS = {
         for lowercase in (True, False)
         for is_written in (True, False)
     },
+    "mmbert": mmbert,
+    "mmbert with settings": functools.partial(
+        mmbert, tokenizer_class="GemmaTokenizer", add_bos_token=True, add_eos_token=True
+    ),
     "albert": functools.partial(albert, is_written=True),
     "cased albert": functools.partial(albert, is_written=True, do_lower_case=False),
     "older albert": functools.partial(albert, is_written=False, tokenizer_class="AlbertTokenizer"),
@@ -363,6 +375,20 @@ def test_ids_offsets_and_special_tokens_equal_transformers(name, tmp_path):
     assert ids[0].tolist() == alone.input_ids and (kinds[0] == alone.token_type_ids).all()
 
 
+MODEL_OF = {"mmbert": "modernbert"}  # {tokenizer: the model of the folder}, where the names differ
+
+
+@pytest.mark.parametrize("settings, message", [
+    (dict(add_bos_token=True), "add_eos_token is False by default, but .*tokenizer.json has True; use equal values"),
+    (dict(add_bos_token=False, add_eos_token=False), "add_bos_token is False, but .*tokenizer.json has True"),
+    (dict(cls_token="<eos>"), "cls_token '<eos>' is not supported; supported: '<bos>'"),
+])  # fmt: skip
+def test_settings_that_change_the_template_are_refused(settings, message, tmp_path):
+    mmbert(tmp_path, **settings)
+    with pytest.raises(UserError, match=message):
+        hf_tokenizer.read_folder_tokenizer(tmp_path)
+
+
 SENTENCES = [
     "London saw Paris, the whale (a ship) sailed to London-Vienna.",
     "it's 3.14! don't; caf\u00e9 e\u0301 \U0001f600\U0001f600x \ufb01ne",
@@ -372,13 +398,13 @@ SENTENCES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["modernbert", "roberta", "xlm-roberta", "eurobert"])
+@pytest.mark.parametrize("name", ["modernbert", "mmbert", "roberta", "xlm-roberta", "eurobert"])
 def test_tagged_words_equal_the_pipeline_of_transformers(name, tmp_path):
     """Compares a transformers folder, and the folder after a conversion round trip."""
     pieces = FOLDERS[name](tmp_path)
     labels = {0: "O", 1: "B-X", 2: "I-X", 3: "B-Y"}
     ids = dict(id2label=labels, label2id={label: i for i, label in labels.items()}, max_position_embeddings=300)
-    save_theirs(tmp_path, name, "ForTokenClassification", vocab_size=len(pieces), **ids)
+    save_theirs(tmp_path, MODEL_OF.get(name, name), "ForTokenClassification", vocab_size=len(pieces), **ids)
     pieces.save_pretrained(tmp_path)
     for number, to in enumerate(("bertjax", "huggingface")):
         conversion.convert(tmp_path / str(number - 1) if number else tmp_path, tmp_path / str(number), to)
@@ -398,10 +424,10 @@ def test_tagged_words_equal_the_pipeline_of_transformers(name, tmp_path):
                 before = tag
 
 
-@pytest.mark.parametrize("name, mask", [("roberta", "<mask>"), ("eurobert", "<|mask|>")])
+@pytest.mark.parametrize("name, mask", [("roberta", "<mask>"), ("mmbert", "<mask>"), ("eurobert", "<|mask|>")])
 def test_filled_masks_equal_transformers_and_the_folder_round_trips(name, mask, tmp_path):
     before = FOLDERS[name](tmp_path)
-    save_theirs(tmp_path, name, "ForMaskedLM", vocab_size=len(before))
+    save_theirs(tmp_path, MODEL_OF.get(name, name), "ForMaskedLM", vocab_size=len(before))
     for source, target, form in ((".", "ours", "bertjax"), ("ours", "back", "huggingface")):
         conversion.convert(tmp_path / source, tmp_path / target, form)
     after, model = from_folder(tmp_path / "back"), transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "back")
