@@ -33,7 +33,7 @@ from bertjax.text.tokenizers.sentencepiece import read_proto as sentencepiece_pr
 from bertjax.text.vocabulary_extension import extended
 from tests.conftest import make_corpus
 from tests.interop.test_families_parity import MODELS, save_theirs
-from tests.text.test_tokenizer import HARD, gemma_json, modernbert_json
+from tests.text.test_tokenizer import HARD, gemma_json, mmbert_json, modernbert_json
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -247,8 +247,8 @@ def eurobert(folder):
     return from_folder(folder)
 
 
-def mmbert(folder, **settings):
-    (folder / "tokenizer.json").write_text(json.dumps(gemma_json()))
+def mmbert(folder, content=mmbert_json, **settings):
+    (folder / "tokenizer.json").write_text(json.dumps(content()))
     names = dict(zip((f"{name}_token" for name in (*NAMES, "bos", "eos")), (*GEMMA, "<bos>", "<eos>")))
     write_settings(folder, "modernbert", **{"tokenizer_class": "PreTrainedTokenizerFast", **names, **settings})
     return from_folder(folder)
@@ -286,9 +286,9 @@ FOLDERS = {
         for lowercase in (True, False)
         for is_written in (True, False)
     },
-    "mmbert": mmbert,
-    "mmbert with settings": functools.partial(
-        mmbert, tokenizer_class="GemmaTokenizer", add_bos_token=True, add_eos_token=True
+    "mmbert": functools.partial(mmbert, extra_special_tokens=["<table>"]),
+    "gemma": functools.partial(
+        mmbert, content=gemma_json, tokenizer_class="GemmaTokenizer", add_bos_token=True, add_eos_token=True
     ),
     "albert": functools.partial(albert, is_written=True),
     "cased albert": functools.partial(albert, is_written=True, do_lower_case=False),

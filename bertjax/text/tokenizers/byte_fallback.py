@@ -1,5 +1,7 @@
-"""BPE over characters with bytes for other characters: the tokenizer.json of Gemma, which mmBERT uses."""
+"""BPE over characters with bytes for other characters: the tokenizer.json of Gemma and of mmBERT."""
 
+import functools
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -14,23 +16,31 @@ from bertjax.text.tokenizers.sentencepiece import SPACE
 GEMMA = ("<pad>", "<unk>", "<bos>", "<eos>", "<mask>")  # the special tokens of Gemma, in the order of `SPECIAL_TOKENS`
 # The only normalizer: a character replaces each space.
 REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-# The normalizer leaves no spaces, so that this pre-tokenizer, which Gemma has, does not split a text.
+# The pre-tokenizer of Gemma. The normalizer leaves no spaces, so that it does not split a text.
 SPLIT = {"type": "Split", "pattern": {"String": " "}}
+# The pre-tokenizer of mmBERT splits a text before each space, and adds a space before the text.
+METASPACE = {"type": "Metaspace", "replacement": SPACE}
+SCHEMES = ("always", "never")  # values of `prepend_scheme`
 
 
 class ByteFallback(FromJson):
-    """BPE over a whole text, in which a character replaces the spaces. A text does not begin with an additional space.
+    """BPE over a text, in which a character replaces the spaces.
 
-    A character that the vocabulary lacks has a token for each of its UTF-8 bytes, such as `<0xF0>`. bertjax reads and
-    writes this kind, and neither learns nor extends it.
+    In mmBERT, a text begins with a space; in Gemma, it does not. A character that the vocabulary lacks has a token for
+    each of its UTF-8 bytes, such as `<0xF0>`. bertjax reads and writes this kind, and neither learns nor extends it.
     """
 
     kind = "byte_fallback"
     space = SPACE
-    begins_with_space = False
     extends = False
     legacy_names = ()
     aliases: ClassVar[Mapping[str, Sequence[str]]] = {name: (token,) for name, token in zip(SPECIAL_TOKENS, GEMMA)}
+
+    @functools.cached_property
+    def begins_with_space(self) -> bool:  # type: ignore[override]
+        """Whether the file adds a space to a text that does not begin with one."""
+        steps = json_file.steps_of(json.loads(self._content).get("pre_tokenizer"), "pretokenizers")
+        return any(step.get("prepend_scheme") == "always" for step in steps)
 
     def encode_following(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes texts with a space before each, see `Tokenizer.encode_following`."""
@@ -44,8 +54,9 @@ class ByteFallback(FromJson):
         return Encoding(ids, [(start + count, end) for (start, end), count in zip(offsets, spaces, strict=True)])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids, see `Tokenizer.decode`."""
-        return self._decoded(ids)
+        """Returns the text of ids, without the space that encoding adds."""
+        text = self._decoded(ids)
+        return text.removeprefix(" ") if self.begins_with_space else text
 
     @staticmethod
     def read_legacy(path: epath.Path) -> bytes:
@@ -57,7 +68,7 @@ class ByteFallback(FromJson):
 
     @staticmethod
     def _check(path: epath.PathLike, content: json_file.TokenizerJson) -> None:
-        """Raises `UserError` unless a tokenizer.json has the steps of Gemma."""
+        """Raises `UserError` unless a tokenizer.json has the steps of Gemma or of mmBERT."""
         json_file.check_bpe(path, content["model"], ("byte_fallback",))
         steps = json_file.steps_of(content.get("normalizer"), "normalizers")
         if steps != [REPLACE]:
@@ -67,9 +78,15 @@ class ByteFallback(FromJson):
                 f"of ' ' by '{SPACE}'"
             )
         steps = json_file.steps_of(content.get("pre_tokenizer"), "pretokenizers")
-        if any({name: step.get(name) for name in SPLIT} != SPLIT or step.get("invert") for step in steps):
-            kinds = ", ".join(str(step.get("type")) for step in steps)
+        if len(steps) > 1 or not all(map(_is_supported, steps)):
             raise UserError(
-                f"tokenizer.path: {path}: pre_tokenizer {kinds} is not supported with byte_fallback; supported: null, "
-                f"or a Split at ' '"
+                f"tokenizer.path: {path}: pre_tokenizer {json.dumps(steps, ensure_ascii=False)} is not supported with "
+                f"byte_fallback; supported: null, a Split at ' ', or a Metaspace with prepend_scheme always or never"
             )
+
+
+def _is_supported(step: Mapping[str, Any]) -> bool:
+    """Returns whether a pre-tokenizer is supported."""
+    if step.get("type") == "Metaspace":
+        return METASPACE.items() <= step.items() and step.get("prepend_scheme") in SCHEMES
+    return SPLIT.items() <= step.items() and not step.get("invert")
