@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class BertLayersFamily(Decodes, ExposesAttention, ModelFamily):
-    """The base class of the families that have BERT's layers: BERT, RoBERTa, DistilBERT, ELECTRA."""
+    """The base class of the families that have BERT's layers: BERT, RoBERTa, DistilBERT, ELECTRA, ALBERT."""
 
     supports_packing = True
 
