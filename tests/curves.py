@@ -61,6 +61,11 @@ def configs() -> dict:
             "50*replaced + generator",
             generator=dict(width=0.5),
         ),
+        "albert": _config(
+            "albert", dict(embedding_size=8, num_hidden_layers=2),
+            **{"data.next_sentence": "order", "optimizer.name": "lamb", "remat": "full"},
+        ),
+        "xlm-roberta-xl": _config("xlm_roberta_xl", {}, **{"packing": True, **dynamic}),
         "modernbert": _config(
             "modernbert",
             dict(num_hidden_layers=2, local_attention=16, global_attn_every_n_layers=2, local_rope_theta=20.0),

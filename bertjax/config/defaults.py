@@ -97,9 +97,9 @@ def common_config() -> ml_collections.ConfigDict:
     config.hosts_timeout = 300  # seconds to wait for all hosts of a run to start
 
     # Text -> ids: wordpiece | sentencepiece | bytes (of UTF-8; 261 tokens, without a file) | bpe (of bytes, for GPT-2
-    # and ModernBERT) | unigram (for XLM-R; cannot be learned here). With an empty path, pre-training learns
-    # model.vocab_size tokens from data.corpus, or uses the vocabulary of data.records; fine-tuning uses the vocabulary
-    # of init_checkpoint.
+    # and ModernBERT) | unigram (for XLM-R) | byte_fallback (BPE of characters, for mmBERT). The last two cannot be
+    # learned here. With an empty path, pre-training learns model.vocab_size tokens from data.corpus, or uses the
+    # vocabulary of data.records; fine-tuning uses the vocabulary of init_checkpoint.
     config.tokenizer = ml_collections.ConfigDict(dict(kind="wordpiece", path="", lowercase=True))
 
     config.optimizer = ml_collections.ConfigDict(

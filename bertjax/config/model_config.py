@@ -137,6 +137,16 @@ class ModelConfig:
         return self.hidden_size
 
     @property
+    def projects_embeddings(self) -> bool:
+        """Whether a dense layer maps the embeddings to the hidden size."""
+        return self.embedding_size != self.hidden_size
+
+    @property
+    def stacked_layers(self) -> int:
+        """The number of layers that params stack. It is smaller than the number of layers if layers share params."""
+        return self.num_hidden_layers
+
+    @property
     def head_size(self) -> int:
         """The size of a head."""
         return self.hidden_size // self.num_attention_heads

@@ -11,7 +11,7 @@ from bertjax.common.files import note, read_json
 from bertjax.models.json_config import require_supported
 from bertjax.models.library_fields import tables
 from bertjax.text import tokenizer
-from bertjax.text.tokenizer import BPE, Bytes, SentencePiece, Tokenizer, Unigram, WordPiece
+from bertjax.text.tokenizer import BPE, ByteFallback, Bytes, SentencePiece, Tokenizer, Unigram, WordPiece
 from bertjax.text.tokenizers.json_file import check_added
 
 SETTINGS, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
@@ -26,14 +26,20 @@ CLASSES = {
         "BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", MPNET, *GENERAL,
     ),
     BPE.kind: ("GPT2Tokenizer", "RobertaTokenizer", *GENERAL),
+    ByteFallback.kind: ("GemmaTokenizer", *GENERAL),
     SentencePiece.kind: GENERAL,
-    Unigram.kind: ("XLMRobertaTokenizer", "CamembertTokenizer", "XLNetTokenizer", "DebertaV2Tokenizer", *GENERAL),
+    Unigram.kind: (
+        "XLMRobertaTokenizer", "CamembertTokenizer", "XLNetTokenizer", "AlbertTokenizer", "DebertaV2Tokenizer",
+        *GENERAL,
+    ),
     Bytes.kind: GENERAL,
 }  # fmt: skip
 # The classes that return token types unless model_input_names states otherwise.
 WITH_TYPES = ("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "DebertaV2Tokenizer")
-# The classes with a unigram model that lower-case text if do_lower_case is true.
-LOWERCASING = ("XLNetTokenizer", "DebertaV2Tokenizer")
+# {class with a unigram model that lower-cases text: the default of do_lower_case}. The other classes of such tokenizers
+# ignore do_lower_case.
+LOWERCASING = {"XLNetTokenizer": False, "AlbertTokenizer": True, "DebertaV2Tokenizer": False}
+FOLDING = ("XLNetTokenizer", "AlbertTokenizer")  # the classes of these that also strip accents
 # The ends of the names of models that read pairs of texts.
 WITH_PAIRS = ("ForSequenceClassification", "ForMultipleChoice", "ForQuestionAnswering", "ForNextSentencePrediction")
 # {model type: the class that transformers uses unless a file states another class}.
@@ -41,7 +47,7 @@ BY_MODEL_TYPE = {
     "bert": "BertTokenizer", "distilbert": "BertTokenizer", "electra": "BertTokenizer",
     "roberta": "RobertaTokenizer", "gpt2": "GPT2Tokenizer", "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer", "xlnet": "XLNetTokenizer", "deberta-v2": "DebertaV2Tokenizer",
-    "mpnet": MPNET,
+    "mpnet": MPNET, "albert": "AlbertTokenizer",
 }  # fmt: skip
 # {field of both files: the only supported value, in addition to null}.
 SUPPORTED_VALUES: dict[str, Any] = {
@@ -83,6 +89,7 @@ FIXED: dict[str, Any] = {
 ADDING_FIELDS = (
     "additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens", "added_tokens_decoder",
 )  # fmt: skip
+TEMPLATE = ("add_bos_token", "add_eos_token")  # whether special tokens begin and end a text
 SPECIAL_NAMES = ("pad", "unk", "cls", "sep", "mask")  # as in the fields `pad_token` and the attributes `pad_id`
 
 
@@ -95,7 +102,7 @@ _Token = str | _AddedToken | None
 FIELD_TYPES: dict[str, Any] = {
     **dict.fromkeys(FIXED, Any),
     **dict.fromkeys(("do_lower_case", "strip_accents", "keep_accents", "add_prefix_space"), bool | None),
-    **dict.fromkeys(("add_bos_token", "add_eos_token"), bool | None),
+    **dict.fromkeys(TEMPLATE, bool | None),
     **dict.fromkeys(("max_len", "model_max_length"), float | None),
     **dict.fromkeys(("never_split", "model_input_names"), list[str] | None),
     **{f"{name}_token": _Token for name in ("bos", "eos", "pad", "unk", "cls", "sep", "mask")},
@@ -144,6 +151,8 @@ def read_folder_tokenizer(folder: epath.Path) -> Tokenizer | None:
     if kind == BPE.kind:
         default = False if _class(folder, settings) in CLASSES[BPE.kind] else None
         _check_agreement(folder, "add_prefix_space", settings, default, file, loaded.begins_with_space)
+    if kind == ByteFallback.kind or any(map(settings.get, TEMPLATE)):
+        _check_template(folder, file, loaded, settings)
     if isinstance(loaded, Unigram):
         _check_unigram(folder, file, loaded, settings)
     if file.name != JSON and (settings.get("add_bos_token") or settings.get("add_eos_token")):
@@ -278,18 +287,32 @@ def _check_unigram(folder: epath.Path, file: epath.Path, loaded: Unigram, settin
     """Raises `UserError` if a class of transformers normalizes text in another way than the file."""
     if not (name := _class(folder, settings)):
         return
-    lowercase = name in LOWERCASING and bool(settings.get("do_lower_case"))
+    lowercase = name in LOWERCASING and bool(settings.get("do_lower_case", LOWERCASING[name]))
     if lowercase != loaded.lowercase:
         raise UserError(
             f"{folder / SETTINGS}: {name} has lowercase {lowercase}, but {file} has {loaded.lowercase}; use equal "
             f"values"
         )
-    supported = (
-        {"keep_accents": False, "unk_id": loaded.unk_id} if name == "XLNetTokenizer" else {"add_prefix_space": True}
-    )
+    supported = {"keep_accents": False, "unk_id": loaded.unk_id} if name in FOLDING else {}
+    supported |= {} if name == "XLNetTokenizer" else {"add_prefix_space": True}
     require_supported(
         folder / SETTINGS, {field: value for field, value in settings.items() if value is not None}, supported
     )
+
+
+def _check_template(folder: epath.Path, file: epath.Path, loaded: Tokenizer, settings: dict[str, Any]) -> None:
+    """Raises `UserError` if add_bos_token and add_eos_token state another template than a file.
+
+    transformers builds the template from these two settings if one of them is stated.
+    """
+    default = False if any(settings.get(name) is not None for name in TEMPLATE) else None
+    for name, tokens in zip(TEMPLATE, (loaded.begin, loaded.end)):
+        _check_agreement(folder, name, settings, default, file, bool(tokens))
+    if default is not None and loaded.between != (*loaded.end, *loaded.begin):
+        raise UserError(
+            f"{folder / SETTINGS}: {' and '.join(TEMPLATE)} give another template of pairs than {file}; delete the two "
+            f"fields"
+        )
 
 
 def _note_token_types(folder: epath.Path, settings: dict[str, Any]) -> None:
@@ -301,7 +324,7 @@ def _note_token_types(folder: epath.Path, settings: dict[str, Any]) -> None:
         reason = "model_input_names has no token_type_ids"
     elif names is None and name not in WITH_TYPES and (model_type == "xlnet" or architecture.endswith(WITH_PAIRS)):
         reason = f"{name or GENERAL[1]} of transformers 5 gives no token_type_ids"  # [CLS] of XLNet has type 2
-    if reason and model_type in ("bert", "electra", "xlnet"):
+    if reason and model_type in ("bert", "electra", "albert", "xlnet"):
         note(
             folder / SETTINGS,
             f"{reason}: transformers uses token type 0 for all tokens, bertjax uses type 1 for second texts",
@@ -316,7 +339,8 @@ def _check_special(folder: epath.Path, loaded: Tokenizer, settings: dict[str, An
         names = {name: _content(fields.get(name)) for name in special}
         require_supported(path, {name: token for name, token in names.items() if token is not None}, special)
         listed = [fields.get(name) for name in ADDING_FIELDS]
-        listed.append([token for name, token in fields.items() if name.endswith("_token") and token])
+        named = [token for name, token in fields.items() if name.endswith("_token") and name not in TEMPLATE]
+        listed.append(list(filter(None, named)))
         for more in listed:
             tokens = more.values() if isinstance(more, dict) else more or ()
             check_added(path, [str(_content(token)) for token in tokens], known)

@@ -71,7 +71,7 @@ def with_layers(arrays: Arrays, config: BertConfig, layers: int) -> dict[str, np
       layers: the number of layers to keep.
 
     Raises:
-      UserError: the layers of the family are not stacked.
+      UserError: params do not stack all layers.
     """
     kept = [(number + 1) * config.num_hidden_layers // layers - 1 for number in range(layers)]
 
@@ -81,8 +81,8 @@ def with_layers(arrays: Arrays, config: BertConfig, layers: int) -> dict[str, np
             return array
         if np.ndim(numbers) == 0 or len(numbers) != config.num_hidden_layers:
             raise UserError(
-                f"config.keep_layers = {layers}: the layers of model.family = {config.family!r} differ from layer to "
-                f"layer, so that no layer can be left out; set 0"
+                f"config.keep_layers = {layers}: the layers of model.family = {config.family!r} share params or differ "
+                f"from layer to layer, so that no layer can be left out; set 0"
             )
         return array[kept]
 

@@ -334,9 +334,8 @@ class ImportsParams(abc.ABC):
 
 
 def projection_flops(config: Any, tokens: int) -> int:
-    """Returns the FLOPs of the projection from the embedding size to the hidden size; 0 if the sizes are equal."""
-    size, hidden = config.embedding_size, config.hidden_size
-    return 2 * tokens * size * hidden if size != hidden else 0
+    """Returns the FLOPs of the projection from the embedding size to the hidden size; 0 without a projection."""
+    return 2 * tokens * config.embedding_size * config.hidden_size if config.projects_embeddings else 0
 
 
 def param_at(params: Mapping, path: Sequence[str]) -> Any:

@@ -141,7 +141,7 @@ class TableFormat(HuggingFaceFormat):
         import jax
 
         stacked = jax.tree.map(np.asarray, params["bert"]["encoder"]["layers"])
-        layers = {i: jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(config.num_hidden_layers)}
+        layers = {i: jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(config.stacked_layers)}
         return params | {"bert": params["bert"] | {"layers": layers}}
 
     def untied_reason(

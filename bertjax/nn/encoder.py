@@ -84,7 +84,7 @@ def sinusoids(length: int, size: int) -> Array:
 class Embeddings(nn.Module):
     """Sums word, position and token-type embeddings; then LayerNorm (with `norm="post"`), dropout, and projection.
 
-    The projection exists if the hidden size differs from the embedding size. A model with one token type uses it for
+    The projection exists if `config.projects_embeddings`. A model with one token type uses it for
     all tokens, and a model with 0 token types has no embeddings of token types.
     """
 
@@ -103,7 +103,7 @@ class Embeddings(nn.Module):
         size = config.embedding_size
         if config.norm == "post":
             self.norm = LayerNorm(config, self.compute, size=size)
-        if size != config.hidden_size:
+        if config.projects_embeddings:
             self.projection = Dense(config, self.compute, (size,), (config.hidden_size,), ("embed", None))
 
     def __call__(
@@ -120,7 +120,7 @@ class Embeddings(nn.Module):
             x += self.token_type(token_types if config.type_vocab_size > 1 else jnp.zeros_like(token_types))
         x = self.norm(x) if config.norm == "post" else x
         x = dropout(x, config.hidden_dropout_prob, dropout_keys)
-        return x if config.embedding_size == config.hidden_size else self.projection(x)
+        return self.projection(x) if config.projects_embeddings else x
 
 
 class EncoderLayer(nn.Module):
@@ -192,8 +192,11 @@ class EncoderLayer(nn.Module):
         return x, (x if self.every_layer else None, cache)
 
 
-def recomputed(layer: type[nn.Module], compute: Compute) -> Callable[..., Any]:
-    """Returns a layer of a scan whose backward pass recomputes values according to `compute.remat`."""
+def recomputed(layer: Callable[..., Any], compute: Compute) -> Callable[..., Any]:
+    """Returns a layer of a scan whose backward pass recomputes values according to `compute.remat`.
+
+    The layer is a module class, or a function whose first argument is a module.
+    """
     if compute.remat == "none":
         return layer
     policy = jax.checkpoint_policies.checkpoint_dots if compute.remat == "dots" else None
@@ -223,11 +226,28 @@ def scan_layers(
     )
 
 
+# The axes of the inputs of `EncoderLayer` after x, in a scan over layers.
+LAYER_AXES = (0, 0, *[nn.broadcast] * 4)
+
+
 class Encoder(nn.Module):
     """`num_hidden_layers` layers, a scan that training may unroll: params are stacked on a leading `layers` axis."""
 
     config: BertConfig
     compute: Compute
+
+    def make_layers(self, every_layer: bool, trains: bool) -> Callable[..., Any]:
+        """Returns the layers, a function of the arguments of `EncoderLayer` with numbers and caches `[layers, ...]`.
+
+        The function returns x for the next layer, and the outputs of all layers on a leading axis.
+
+        Args:
+          every_layer: whether the hidden states of all layers are among the outputs.
+          trains: whether the program trains.
+        """
+        layer, count = recomputed(EncoderLayer, self.compute), self.config.num_hidden_layers
+        make = scan_layers(layer, count, LAYER_AXES, self.compute, trains)
+        return make(self.config, self.compute, every_layer, name="layers")
 
     @nn.compact
     def __call__(
@@ -252,11 +272,7 @@ class Encoder(nn.Module):
           cache: a cache whose arrays are stacked on `[layers]`. With a cache, the next cache is also returned.
           score_bias: a term of the attention scores of all layers, see `SelfAttention`.
         """
-        count, in_axes = self.config.num_hidden_layers, (0, 0, *[nn.broadcast] * 4)
-        make = scan_layers(
-            recomputed(EncoderLayer, self.compute), count, in_axes, self.compute, dropout_keys is not None
-        )
-        layers = make(self.config, self.compute, every_layer, name="layers")
+        layers = self.make_layers(every_layer, dropout_keys is not None)
         numbers = jnp.arange(1, self.config.num_hidden_layers + 1)  # 0 is the embeddings' dropout
         last, (states, cache) = layers(x, numbers, cache, segments, dropout_keys, positions, score_bias)
         if self.config.norm == "pre":

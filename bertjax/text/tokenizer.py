@@ -1,4 +1,4 @@
-"""Tokenizers behind one interface: WordPiece, SentencePiece, bytes, byte-level BPE and unigrams."""
+"""Tokenizers behind one interface: WordPiece, SentencePiece, bytes, byte-level BPE, BPE of characters, unigrams."""
 
 from typing import Any, Literal
 
@@ -6,6 +6,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json
+from bertjax.text.tokenizers.byte_fallback import ByteFallback
 from bertjax.text.tokenizers.byte_level import BPE, Bytes
 from bertjax.text.tokenizers.interface import SPECIAL_TOKENS, XLNET, Encoding, Tokenizer, read_tokenizer_file
 from bertjax.text.tokenizers.json_file import TokenizerJson
@@ -13,9 +14,12 @@ from bertjax.text.tokenizers.sentencepiece import SentencePiece
 from bertjax.text.tokenizers.unigram import Unigram
 from bertjax.text.tokenizers.wordpiece import WordPiece
 
-__all__ = ["BPE", "SPECIAL_TOKENS", "XLNET", "Bytes", "Encoding", "SentencePiece", "Tokenizer", "Unigram", "WordPiece"]
+__all__ = [
+    "BPE", "SPECIAL_TOKENS", "XLNET", "ByteFallback", "Bytes", "Encoding", "SentencePiece", "Tokenizer", "Unigram",
+    "WordPiece",
+]  # fmt: skip
 
-KINDS: dict[str, Any] = {cls.kind: cls for cls in (WordPiece, SentencePiece, Bytes, BPE, Unigram)}
+KINDS: dict[str, Any] = {cls.kind: cls for cls in (WordPiece, SentencePiece, Bytes, BPE, ByteFallback, Unigram)}
 Kind = Literal[*KINDS]  # type: ignore[valid-type]  # the values of `kind` in files of bertjax
 
 
@@ -27,10 +31,11 @@ def tokenizer_kind_of(path: epath.PathLike) -> str:
     path = epath.Path(path)
     if path.name == BPE.filename:
         try:
-            kind = parse_json(read_tokenizer_file(path), TokenizerJson)["model"].get("type")
+            model = parse_json(read_tokenizer_file(path), TokenizerJson)["model"]
         except ValueError as error:
             raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
-        return {"BPE": BPE.kind, "Unigram": Unigram.kind}.get(str(kind), WordPiece.kind)
+        bpe = ByteFallback if model.get("byte_fallback") else BPE
+        return {"BPE": bpe.kind, "Unigram": Unigram.kind}.get(str(model.get("type")), WordPiece.kind)
     names = {SentencePiece.filename: SentencePiece.kind, Bytes.filename: Bytes.kind}
     names |= {name: cls.kind for cls in (BPE, Unigram) for name in cls.legacy_names}
     return names.get(path.name, WordPiece.kind)

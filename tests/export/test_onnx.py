@@ -55,7 +55,7 @@ MODELS = {
         "DebertaV2Model",
     ),
     "positions": (lambda: states_of("roberta", **SHORT), "last_hidden_state", "RobertaModel"),
-    "distances": (relative, "last_hidden_state", "MPNetModel"),
+    "distances_of_mpnet": (relative, "last_hidden_state", "MPNetModel"),
 }
 
 

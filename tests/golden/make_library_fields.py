@@ -30,7 +30,7 @@ BESIDE = {"auto_map": None, "configuration_files": None, "model_type": None, "qu
 # The classes of tokenizers that bertjax reads, and the module that chooses between classes.
 TOKENIZERS = (
     "TokenizersBackend", "PythonBackend", "BertTokenizer", "RobertaTokenizer", "GPT2Tokenizer", "XLMRobertaTokenizer",
-    "CamembertTokenizer", "XLNetTokenizer", "DebertaV2Tokenizer", "MPNetTokenizer",
+    "CamembertTokenizer", "XLNetTokenizer", "DebertaV2Tokenizer", "MPNetTokenizer", "AlbertTokenizer",
 )  # fmt: skip
 
 

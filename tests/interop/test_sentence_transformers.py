@@ -25,12 +25,14 @@ from bertjax.finetuning.task import _init
 from bertjax.interop import conversion, pretrained
 from bertjax.interop import sentence_transformers as interop
 from bertjax.launch.start import launch
+from bertjax.models.albert.config import AlbertConfig
 from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.families import model_fields
 from bertjax.models.heads import SentenceEncoder
 from bertjax.models.modernbert.config import ModernBertConfig
 from bertjax.models.mpnet.config import MPNetConfig
 from bertjax.models.roberta.config import RobertaConfig
+from bertjax.models.xlm_roberta_xl.config import XlmRobertaXlConfig
 from bertjax.text import vocabulary_learning
 from bertjax.training.checkpoints import checkpoint
 from bertjax.training.checkpoints.workdir import RunInfo, tokenizer_entry, write_info
@@ -59,12 +61,16 @@ HEADS = {
     "modernbert": dict(pooling="last", dense=12, dense_act="none", normalize=True),
     "distilbert": dict(pooling="mean", dense=0, dense_act="none", normalize=True),
     "mpnet": dict(pooling="mean", dense=0, dense_act="none", normalize=True),
+    "albert": dict(pooling="mean", dense=0, dense_act="none", normalize=True),
+    "xlm_roberta_xl": dict(pooling="cls", dense=0, dense_act="none", normalize=True),
 }
 ONLY = {
     "roberta": dict(position_offset=1), "modernbert": dict(num_hidden_layers=4), "mpnet": dict(position_offset=2),
+    "albert": dict(embedding_size=16),
 }  # fmt: skip
 CONFIGS = {
     "roberta": RobertaConfig, "modernbert": ModernBertConfig, "distilbert": DistilBertConfig, "mpnet": MPNetConfig,
+    "albert": AlbertConfig, "xlm_roberta_xl": XlmRobertaXlConfig,
 }  # fmt: skip
 PROMPTS = dict(query_prompt="the judge: ", document_prompt="a court ")
 

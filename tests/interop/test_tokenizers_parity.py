@@ -28,11 +28,12 @@ from bertjax.models import families
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.text import tokenizer, vocabulary_learning
 from bertjax.text.tokenizer import SPECIAL_TOKENS, XLNET, WordPiece
+from bertjax.text.tokenizers.byte_fallback import GEMMA
 from bertjax.text.tokenizers.sentencepiece import read_proto as sentencepiece_proto
 from bertjax.text.vocabulary_extension import extended
 from tests.conftest import make_corpus
 from tests.interop.test_families_parity import MODELS, save_theirs
-from tests.text.test_tokenizer import HARD, modernbert_json, of_mpnet
+from tests.text.test_tokenizer import HARD, gemma_json, mmbert_json, modernbert_json, of_mpnet
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -240,6 +241,19 @@ def deberta(folder, lowercase: bool, is_written: bool):
     return their_tokenizer
 
 
+def albert(folder, is_written: bool, **settings):
+    """A SentencePiece model with the special tokens of ALBERT, in their order."""
+    special = dict(pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, control_symbols=["[CLS]", "[SEP]", "[MASK]"])
+    lines = [*HARD * 5, *CORPUS, *map(str.lower, HARD * 5)]
+    (folder / "spiece.model").write_bytes(sentencepiece_model(lines, 400, pad_piece="<pad>", **special))
+    write_settings(folder, "albert", **settings)
+    their_tokenizer = transformers.AlbertTokenizer.from_pretrained(folder)
+    if is_written:
+        (folder / "spiece.model").unlink()
+        their_tokenizer.save_pretrained(folder)
+    return from_folder(folder)
+
+
 # The pre-tokenization of Llama 3, on which the tokenizer of EuroBERT is based.
 WORDS = "|".join([
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*",
@@ -263,6 +277,13 @@ def eurobert(folder):
     made.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
     special = dict(zip(("bos_token", "eos_token", "mask_token"), names), pad_token="<|pad|>")
     transformers.PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
+    return from_folder(folder)
+
+
+def mmbert(folder, content=mmbert_json, **settings):
+    (folder / "tokenizer.json").write_text(json.dumps(content()))
+    names = dict(zip((f"{name}_token" for name in (*NAMES, "bos", "eos")), (*GEMMA, "<bos>", "<eos>")))
+    write_settings(folder, "modernbert", **{"tokenizer_class": "PreTrainedTokenizerFast", **names, **settings})
     return from_folder(folder)
 
 
@@ -307,6 +328,14 @@ FOLDERS = {
         for lowercase in (True, False)
         for is_written in (True, False)
     },
+    "mmbert": functools.partial(mmbert, extra_special_tokens=["<table>"]),
+    "gemma": functools.partial(
+        mmbert, content=gemma_json, tokenizer_class="GemmaTokenizer", add_bos_token=True, add_eos_token=True
+    ),
+    "albert": functools.partial(albert, is_written=True),
+    "cased albert": functools.partial(albert, is_written=True, do_lower_case=False),
+    "older albert": functools.partial(albert, is_written=False, tokenizer_class="AlbertTokenizer"),
+    "older albert, cased": functools.partial(albert, is_written=False, do_lower_case=False),
 }
 
 
@@ -323,7 +352,8 @@ def texts_for(kind: str, name: str) -> list[str]:
         # The tokenizers library normalizes character by character, sentencepiece normalizes the whole text.
         texts = [text for text in (*PROBE, *CORPUS) if text != HALF_WIDTH]
     if kind == "unigram":
-        texts = [re.sub(r"<s>|\[(CLS|SEP|UNK|PAD)\]", "", text) for text in texts]  # transformers reads them as tokens
+        # transformers encodes a special token of the model to its id
+        texts = [re.sub(r"<s>|\[(MASK|SEP|CLS|UNK|PAD)\]", "", text) for text in texts]
         texts = [text for text in texts if "aaaa" not in text]  # the order of equally good segmentations is not defined
     return texts
 
@@ -388,6 +418,20 @@ def test_ids_offsets_and_special_tokens_equal_transformers(name, tmp_path):
     assert ids[0].tolist() == alone.input_ids and (kinds[0] == alone.token_type_ids).all()
 
 
+MODEL_OF = {"mmbert": "modernbert"}  # {tokenizer: the model of the folder}, where the names differ
+
+
+@pytest.mark.parametrize("settings, message", [
+    (dict(add_bos_token=True), "add_eos_token is False by default, but .*tokenizer.json has True; use equal values"),
+    (dict(add_bos_token=False, add_eos_token=False), "add_bos_token is False, but .*tokenizer.json has True"),
+    (dict(cls_token="<eos>"), "cls_token '<eos>' is not supported; supported: '<bos>'"),
+])  # fmt: skip
+def test_settings_that_change_the_template_are_refused(settings, message, tmp_path):
+    mmbert(tmp_path, **settings)
+    with pytest.raises(UserError, match=message):
+        hf_tokenizer.read_folder_tokenizer(tmp_path)
+
+
 SENTENCES = [
     "London saw Paris, the whale (a ship) sailed to London-Vienna.",
     "it's 3.14! don't; caf\u00e9 e\u0301 \U0001f600\U0001f600x \ufb01ne",
@@ -397,13 +441,13 @@ SENTENCES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["modernbert", "roberta", "xlm-roberta", "eurobert", "deberta-v2"])
+@pytest.mark.parametrize("name", ["modernbert", "mmbert", "roberta", "xlm-roberta", "eurobert", "deberta-v2"])
 def test_tagged_words_equal_the_pipeline_of_transformers(name, tmp_path):
     """Compares a transformers folder, and the folder after a conversion round trip."""
     pieces = FOLDERS[name](tmp_path)
     labels = {0: "O", 1: "B-X", 2: "I-X", 3: "B-Y"}
     ids = dict(id2label=labels, label2id={label: i for i, label in labels.items()}, max_position_embeddings=300)
-    save_theirs(tmp_path, name, "ForTokenClassification", vocab_size=len(pieces), **ids)
+    save_theirs(tmp_path, MODEL_OF.get(name, name), "ForTokenClassification", vocab_size=len(pieces), **ids)
     pieces.save_pretrained(tmp_path)
     for number, to in enumerate(("bertjax", "huggingface")):
         conversion.convert(tmp_path / str(number - 1) if number else tmp_path, tmp_path / str(number), to)
@@ -423,10 +467,13 @@ def test_tagged_words_equal_the_pipeline_of_transformers(name, tmp_path):
                 before = tag
 
 
-@pytest.mark.parametrize("name, mask", [("roberta", "<mask>"), ("eurobert", "<|mask|>"), ("deberta-v2", "[MASK]")])
+@pytest.mark.parametrize(
+    "name, mask",
+    [("roberta", "<mask>"), ("mmbert", "<mask>"), ("eurobert", "<|mask|>"), ("deberta-v2", "[MASK]")],
+)
 def test_filled_masks_equal_transformers_and_the_folder_round_trips(name, mask, tmp_path):
     before = FOLDERS[name](tmp_path)
-    save_theirs(tmp_path, name, "ForMaskedLM", vocab_size=len(before))
+    save_theirs(tmp_path, MODEL_OF.get(name, name), "ForMaskedLM", vocab_size=len(before))
     for source, target, form in ((".", "ours", "bertjax"), ("ours", "back", "huggingface")):
         conversion.convert(tmp_path / source, tmp_path / target, form)
     after, model = from_folder(tmp_path / "back"), transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "back")

@@ -47,7 +47,9 @@ SIZES = dict(
     max_position_embeddings=64,
 )  # fmt: skip
 FAMILIES = {
-    "bert": {}, "roberta": {}, "distilbert": {}, "electra": dict(embedding_size=8), "lstms": {}, "xlnet": {},
+    "bert": {}, "roberta": {}, "distilbert": {}, "electra": dict(embedding_size=8),
+    "albert": dict(embedding_size=8, num_hidden_layers=4, num_hidden_groups=2),
+    "xlm_roberta_xl": {}, "lstms": {}, "xlnet": {},
     "modernbert": dict(num_hidden_layers=2, global_attn_every_n_layers=2, local_attention=16),
     "eurobert": dict(num_key_value_heads=2, head_dim=8), "transformer_xl": dict(memory_length=8),
     "deberta_v2": dict(position_buckets=8, conv_kernel_size=3), "mpnet": dict(position_offset=2),
@@ -107,6 +109,9 @@ ENWIK8 = dict(
     # The encoder with its pooler, whose size is the size of the dense layer in the LM head; LayerNorm and bias.
     ("mpnet", dict(position_offset=2), 109_486_464 + 1_536 + 30_527),
     ("electra", dict(embedding_size=768), 33_740_602),  # the generator of the base size
+    ("albert", {}, 11_221_680),
+    ("albert", dict(hidden_size=4096, num_attention_heads=64, intermediate_size=16384), 206_368_944),
+    ("xlm_roberta_xl", dict(position_offset=2), 3_482_741_760),
     ("eurobert", dict(tie_word_embeddings=True), 211_766_016),
     ("eurobert", {}, 211_766_016 + 128_256 * 768),  # with a separate LM head
     ("eurobert", dict(hidden_size=1152, num_hidden_layers=26, num_attention_heads=18, num_key_value_heads=6,
@@ -212,7 +217,8 @@ def params_and_loss_after_a_step(config, devices, records):
 @pytest.mark.slow
 # other layers than BERT
 @pytest.mark.parametrize(
-    "family", ["modernbert", "eurobert", "deberta_v2", "mpnet", "xlnet", "transformer_xl", "lstms"]
+    "family",
+    ["albert", "xlm_roberta_xl", "modernbert", "eurobert", "deberta_v2", "mpnet", "xlnet", "transformer_xl", "lstms"],
 )
 def test_packed_step_on_eight_devices_equals_padded_step_on_one(family, records_folder):
     """Rows of families without packing stay padded."""
@@ -280,13 +286,15 @@ def test_a_mesh_must_divide_the_sizes_of_the_family(family, fields, mesh, messag
     ("eurobert", "model.num_key_value_heads", 3, "num_key_value_heads = 3: must divide model.num_attention_heads = 2"),
     ("eurobert", "model.head_dim", 7, "config.model.head_dim = 7: must be even, because rotary positions"),
     ("eurobert", "model.rope_theta", 0.0, "config.model.rope_theta = 0.0: must be above 0"),
+    ("albert", "model.num_hidden_groups", 3, "num_hidden_groups = 3: must divide model.num_hidden_layers = 4"),
+    ("albert", "freeze_layers", 1, "config.freeze_layers = 1: must be a multiple of 2, the number of layers that sha"),
     ("deberta_v2", "model.position_buckets", 1, "position_buckets = 1: must be at least 2, or -1 for no buckets"),
     ("deberta_v2", "model.conv_kernel_size", 4, "conv_kernel_size = 4: must be odd, or 0 for no convolution"),
     ("deberta_v2", "model.pos_att_type", "p2p", "config.model.pos_att_type = 'p2p': choose one of "),
     ("mpnet", "model.position_offset", 0, "config.model.position_offset = 0: must be at least 1"),
     ("mixer", "model.mixing_act", "tanh", "config.model.mixing_act = 'tanh': choose one of gelu, relu"),
     ("mixer", "packing", True, "config.packing = True: model.family = 'mixer' does not support packed rows"),
-    ("bert", "model.family", "mixr", "'mixr': choose one of bert, deberta_v2, .*, roberta, .*, xlnet, mixer"),
+    ("bert", "model.family", "mixr", "'mixr': choose one of albert, bert, deberta_v2, .*, roberta, .*, xlnet, mixer"),
     ("bert", "model.family", "modernbert",
      "config.model.family = 'modernbert': config.model must have the fields of this family, but .*; start from"),
 ])  # fmt: skip
@@ -393,7 +401,7 @@ def reviews(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", ["electra", "modernbert", "eurobert", "deberta_v2", "mpnet", "xlnet"]
+    "family", ["electra", "albert", "modernbert", "eurobert", "deberta_v2", "mpnet", "xlnet"]
 )  # BERT: tests/finetuning/test_finetuning.py
 def test_a_classifier_is_trained_predicts_and_is_converted(family, run_of, reviews, tmp_path):
     config = fine_tuning_config("glue", name="sst2")
@@ -509,6 +517,8 @@ ROPE = "rope_parameters"
     ("roberta", {"is_decoder": True}, "is_decoder True is not supported; supported: False"),
     ("roberta", {"pad_token_id": 300}, "max_position_embeddings is 65; expected more than .* = 301"),
     ("roberta", {"pad_token_id": None}, "pad_token_id is None; expected an integer of at least 0"),
+    ("xlm_roberta_xl", {"is_decoder": True}, "is_decoder True is not supported; supported: False"),
+    ("xlm_roberta_xl", {"pad_token_id": 300}, "max_position_embeddings is 65; expected more than .* = 301"),
     ("roberta", {"hidden_act": "silu"}, "hidden_act 'silu' is not supported"),
     ("electra", {"embedding_size": ...}, "config.json: embedding_size is missing"),
     ("electra", {"embedding_size": 24}, r"word_embeddings has shape \(150, 8\); expected \(150, 24\)"),
@@ -520,6 +530,10 @@ ROPE = "rope_parameters"
     ("mpnet", {"hidden_act": "gelu_new"}, "hidden_act 'gelu_new' is not supported; supported: 'gelu'"),
     ("mpnet", {"max_position_embeddings": 2}, "max_position_embeddings is 2; expected more than .* = 2"),
     ("mpnet", {"num_attention_heads": 4}, "relative_attention_embeddings has shape .*; expected"),
+    ("albert", {"inner_group_num": 2}, "inner_group_num 2 is not supported; supported: 1"),
+    ("albert", {"num_hidden_groups": 3}, "num_hidden_groups = 3: must divide num_hidden_layers = 4"),
+    ("albert", {"hidden_act": "silu"}, "hidden_act 'silu' is not supported; supported: gelu"),
+    ("albert", {"classifier_dropout_prob": 1.0}, "classifier_dropout_prob = 1.0: must be at least 0 and below 1"),
     ("xlnet", {"attn_type": "uni"}, "attn_type 'uni' is not supported; supported: 'bi'"),
     ("xlnet", {"clamp_len": 64}, "clamp_len 64 is not supported; supported: -1"),
     ("xlnet", {"d_head": 4}, "d_head 4 is not supported; supported: d_model / n_head"),

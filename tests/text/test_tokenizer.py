@@ -283,6 +283,90 @@ def of_mpnet(pieces: tokenizer.WordPiece) -> tokenizer.WordPiece:
     return tokenizer.WordPiece(["<s>", "<pad>", "</s>", "<unk>", *pieces.pieces, "<mask>"], pieces.lowercase)
 
 
+def gemma_json(**parts) -> dict:
+    """A tokenizer.json with the components of Gemma, as in mmBERT: rare characters are bytes."""
+    learner = HuggingFaceTokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    trainer = trainers.BpeTrainer(vocab_size=300, limit_alphabet=60, show_progress=False)
+    learner.train_from_iterator([*HARD * 3, *make_corpus(40).split("\n")], trainer)
+    learned = json.loads(learner.to_str())["model"]
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    pieces = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *learned["vocab"]]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    settings = dict(fuse_unk=True, unk_token="<unk>", byte_fallback=True)
+    made = HuggingFaceTokenizer(models.BPE(vocabulary, list(map(tuple, learned["merges"])), **settings))
+    made.normalizer = normalizers.Replace(" ", "\u2581")
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made.add_special_tokens([AddedToken(piece, lstrip=piece == "<mask>", normalized=False) for piece in special])
+    made.add_tokens([AddedToken(piece, normalized=False) for piece in ("\n\n", "\u2581\u2581", "<table>")])
+    ids = [(piece, vocabulary[piece]) for piece in ("<bos>", "<eos>")]
+    template = "<bos>:0 $A:0 <eos>:0"
+    made.post_processor = processors.TemplateProcessing(template, f"{template} <bos>:1 $B:1 <eos>:1", ids)
+    return json.loads(made.to_str()) | parts
+
+
+def mmbert_json() -> dict:
+    """A tokenizer.json with the components of mmBERT: the tokens of Gemma, and a space before a text."""
+    content = gemma_json(pre_tokenizer=json.loads(pre_tokenizers.Metaspace().__getstate__()))
+    pair = content["post_processor"]["pair"]
+    content["post_processor"]["pair"] = [
+        part for part in pair if part.get("SpecialToken") != {"id": "<bos>", "type_id": 1}
+    ]
+    return content
+
+
+@pytest.mark.parametrize("parts, message", [
+    ({"normalizer": {"type": "NFC"}}, "normalizer NFC is not supported with byte_fallback; supported: a Replace"),
+    ({"normalizer": None}, "normalizer null is not supported with byte_fallback"),
+    ({"pre_tokenizer": {"type": "Whitespace"}}, r"pre_tokenizer \[.*Whitespace.*\] is not supported"),
+    ({"pre_tokenizer": {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True}},
+     "supported: null, a Split at ' ', or a Metaspace"),
+    ({"added_tokens": [], "model": {"type": "BPE", "byte_fallback": True, "vocab": {"a": 0}, "merges": []}},
+     r"lacks \[PAD\]"),
+])  # fmt: skip
+def test_unsupported_tokenizers_with_byte_fallback_are_refused(parts, message, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(gemma_json(**parts)))
+    assert tokenizer.tokenizer_kind_of(tmp_path / "tokenizer.json") == "byte_fallback"
+    with pytest.raises(UserError, match=message) as error:
+        tokenizer.load_tokenizer("byte_fallback", tmp_path / "tokenizer.json")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("make", [gemma_json, mmbert_json])
+def test_byte_fallback_keeps_spaces_lines_and_rare_characters(make, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(make()))
+    gemma = tokenizer.load_tokenizer("byte_fallback", tmp_path / "tokenizer.json")
+    library = HuggingFaceTokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert [gemma.pieces[i] for i in gemma.special_ids] == ["<pad>", "<unk>", "<bos>", "<eos>", "<mask>"]
+    texts = [
+        *HARD,
+        "",
+        " ",
+        "a",
+        "  two\t\ttabs \n\n\n lines\r\n",
+        "\U0001f600\u200d\U0001f6f8 \u4e16\u754c \u0939\u093f",
+    ]
+    for text in texts:
+        ids = gemma.encode(text).ids
+        assert ids == gemma.encode_ids([text])[0] == library.encode(text, add_special_tokens=False).ids
+        assert gemma.framed(ids) == library.encode(text).ids
+        if make is gemma_json:
+            assert gemma.decode(ids) == text
+        elif "\n\n" not in text:  # mmBERT adds a space after each added token
+            assert gemma.decode(ids) == text.removeprefix(" ")
+        assert gemma.framed(ids, ids) == library.encode(text, text).ids
+    assert gemma.unk_id not in gemma.encode("\u4e16\U0001f600").ids
+    assert [gemma.pieces[i] for i in gemma.encode("\u00ff").ids][-2:] == ["<0xC3>", "<0xBF>"]
+    assert (
+        gemma.begins_with_space == (make is mmbert_json) == (gemma.encode_ids(["ship"]) == gemma.encode_ids([" ship"]))
+    )
+    assert gemma.encode_following(["ship", " ship", ""]) == [*gemma.encode_ids([" ship"] * 2), []]
+    ids, offsets = gemma.encode("a  ship")
+    assert offsets[-1][1] == 7 and all(start < end for start, end in offsets)
+    assert not gemma.continues_word[gemma.encode(" ship").ids[0]]
+
+
 @pytest.fixture
 def modernbert(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(modernbert_json()))

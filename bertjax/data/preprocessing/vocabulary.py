@@ -56,9 +56,9 @@ def _check_learnable(config: ConfigDict) -> None:
         return
     if config.tokenizer.kind == tokenizer.Bytes.kind:
         raise UserError("config.tokenizer.kind = 'bytes': the vocabulary of bytes is fixed; leave tokenizer.path empty")
-    if config.tokenizer.kind == tokenizer.Unigram.kind:
+    if config.tokenizer.kind in (tokenizer.Unigram.kind, tokenizer.ByteFallback.kind):
         remedy = "set tokenizer.path to a tokenizer.json, or set tokenizer.kind=sentencepiece"
-        raise UserError(f"config.tokenizer.kind = 'unigram': bertjax cannot learn this kind; {remedy}")
+        raise UserError(f"config.tokenizer.kind = {config.tokenizer.kind!r}: bertjax cannot learn this kind; {remedy}")
 
 
 def check_vocab_size(config: ConfigDict, loaded: tokenizer.Tokenizer, path: epath.PathLike, more: int = 0) -> None:

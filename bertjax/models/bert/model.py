@@ -57,11 +57,16 @@ class BertModel(EncoderModel):
         return self.encoder(x, positions, positions=row_positions, cache=cache)
 
     @nn.nowrap
+    def params_by_layer(self, params: dict) -> dict:
+        """Returns the params of all layers `[layers, ...]`, from the params of the encoder."""
+        return params["encoder"]["layers"]
+
+    @nn.nowrap
     def attention_probabilities(
         self, params: dict, ids: jax.Array, segments: jax.Array, token_types: jax.Array
     ) -> jax.Array:
         """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
-        config, layers = self.config, params["encoder"]["layers"]
+        config, layers = self.config, self.params_by_layer(params)
         x = layer_inputs(self, params, ids, segments, token_types)[:, 0]
         if config.positions == "each_layer":
             x = x + layers["position"]["embedding"][:, config.position_offset :][:, : ids.shape[1]]

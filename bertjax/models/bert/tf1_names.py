@@ -54,28 +54,23 @@ def variable_table(config: BertConfig, labels: Mapping[str, int]) -> VariableTab
       labels: {part: the number of labels} of the parts that the model has; 0 for parts without labels.
     """
     table, embeddings = VariableTable(), ("bert", "embeddings")
-    hidden, size, heads = config.hidden_size, config.embedding_size, (config.num_attention_heads, config.head_size)
+    hidden, size = config.hidden_size, config.embedding_size
     positions = config.position_offset + config.max_position_embeddings
     table.array((*embeddings, "word", "embedding"), WORDS, config.vocab_size, size)
     table.array((*embeddings, "position", "embedding"), "bert/embeddings/position_embeddings", positions, size)
     if config.type_vocab_size:
         token_types = "bert/embeddings/token_type_embeddings"
         table.array((*embeddings, "token_type", "embedding"), token_types, config.type_vocab_size, size)
-    table.norm((*embeddings, "norm"), "bert/embeddings/LayerNorm", size, bias=True)
-    if size != hidden:
+    if config.norm == "post":
+        table.norm((*embeddings, "norm"), "bert/embeddings/LayerNorm", size, bias=True)
+    else:
+        table.norm(("bert", "encoder", "norm"), "bert/encoder/LayerNorm", hidden, bias=True)
+    if config.projects_embeddings:
         table.dense((*embeddings, "projection"), "bert/embeddings_project", (size,), (hidden,), bias=True)
     if buckets := config.relative_attention_num_buckets:
         name = "bert/encoder/relative_attention_embeddings"
         table.array(("bert", "relative_attention_bias"), name, buckets, config.num_attention_heads)
-    for number in range(config.num_hidden_layers):
-        path, name, inner = ("bert", "layers", number), f"bert/encoder/layer_{number}", (config.intermediate_size,)
-        projections = tuple(f"{name}/attention/self/{projection}" for projection in ("query", "key", "value"))
-        table.dense((*path, "attention", "query_key_value"), projections, (hidden,), heads, bias=True)
-        table.dense((*path, "attention", "output"), f"{name}/attention/output/dense", heads, (hidden,), bias=True)
-        table.norm((*path, "attention_norm"), f"{name}/attention/output/LayerNorm", hidden, bias=True)
-        table.dense((*path, "intermediate"), f"{name}/intermediate/dense", (hidden,), inner, bias=True)
-        table.dense((*path, "output"), f"{name}/output/dense", inner, (hidden,), bias=True)
-        table.norm((*path, "output_norm"), f"{name}/output/LayerNorm", hidden, bias=True)
+    _add_layers(table, config)
     if "pooler" in labels:
         table.dense(("bert", "pooler", "dense"), "bert/pooler/dense", (hidden,), (hidden,), bias=True)
     if "masked_lm" in labels:
@@ -89,6 +84,20 @@ def variable_table(config: BertConfig, labels: Mapping[str, int]) -> VariableTab
         if part in labels:
             table.head(part, *names, labels[part], hidden)
     return table
+
+
+def _add_layers(table: VariableTable, config: BertConfig) -> None:
+    """Adds the variables of all layers."""
+    hidden, heads = config.hidden_size, (config.num_attention_heads, config.head_size)
+    for number in range(config.stacked_layers):
+        path, name, inner = ("bert", "layers", number), f"bert/encoder/layer_{number}", (config.intermediate_size,)
+        projections = tuple(f"{name}/attention/self/{projection}" for projection in ("query", "key", "value"))
+        table.dense((*path, "attention", "query_key_value"), projections, (hidden,), heads, bias=True)
+        table.dense((*path, "attention", "output"), f"{name}/attention/output/dense", heads, (hidden,), bias=True)
+        table.norm((*path, "attention_norm"), f"{name}/attention/output/LayerNorm", hidden, bias=True)
+        table.dense((*path, "intermediate"), f"{name}/intermediate/dense", (hidden,), inner, bias=True)
+        table.dense((*path, "output"), f"{name}/output/dense", inner, (hidden,), bias=True)
+        table.norm((*path, "output_norm"), f"{name}/output/LayerNorm", hidden, bias=True)
 
 
 def variable_names(config: BertConfig) -> set[str]:

@@ -18,7 +18,7 @@ class RobertaFamily(BertLayersFamily, HuggingFaceFamily):
     """RoBERTa, XLM-R and CamemBERT."""
 
     config_class = RobertaConfig
-    model_types = ("roberta", "xlm-roberta", "camembert")
+    model_types: tuple[str, ...] = ("roberta", "xlm-roberta", "camembert")
 
     def build(self, config: RobertaConfig, compute: Compute) -> "EncoderModel":
         """Returns the encoder, a `RobertaModel`."""

@@ -16,8 +16,13 @@ FIELDS = json_config.ConfigFields(RobertaConfig, "roberta", bert.REQUIRED, BERTJ
 
 
 class RobertaFormat(bert.BertLayersFormat):
-    """Folders of RoBERTa, XLM-R and CamemBERT."""
+    """Folders of RoBERTa, XLM-R and CamemBERT.
 
+    Attributes:
+      fields: the fields of config.json.
+    """
+
+    fields: ClassVar = FIELDS
     classes: ClassVar = {"Roberta": "RoBERTa", "XLMRoberta": "XLM-RoBERTa", "Camembert": "CamemBERT"}
     special_ids: ClassVar = {"bos_token_id": "cls", "eos_token_id": "sep"}
     replacements: ClassVar = {
@@ -37,19 +42,19 @@ class RobertaFormat(bert.BertLayersFormat):
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> RobertaConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
-        variant = fields.get("model_type", "roberta")
-        values = FIELDS.read(path, fields, kind=variant)
+        variant = fields.get("model_type", self.fields.kind)
+        values = self.fields.read(path, fields, kind=variant)
         offset = fields.get("pad_token_id", 1)
         if type(offset) is not int or offset < 0:
             raise UserError(
                 f"{path}: pad_token_id is {offset!r}; expected an integer of at least 0, since positions follow it"
             )
         values |= sequence_length(path, values, offset + 1)
-        return dataclasses.replace(FIELDS.build(path, values), position_offset=offset + 1, variant=variant)
+        return dataclasses.replace(self.fields.build(path, values), position_offset=offset + 1, variant=variant)
 
     def to_fields(self, config: RobertaConfig) -> dict[str, Any]:
         """Returns the fields of config.json. In transformers, the position of the first token is `pad_token_id` + 1."""
-        fields = FIELDS.to_fields(config) | {"model_type": config.variant}
+        fields = self.fields.to_fields(config) | {"model_type": config.variant}
         fields["max_position_embeddings"] += config.position_offset
         return fields | {"pad_token_id": config.position_offset - 1, "position_embedding_type": "absolute"}
 

@@ -5,7 +5,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import tokenizers
 from etils import epath
 from tokenizers import decoders, models, pre_tokenizers, processors
@@ -116,21 +115,10 @@ class BPE(FromJson, ByteLevel):
         """Raises `UserError` unless a tokenizer.json is a deterministic byte-level BPE."""
         if (kind := content["model"].get("type")) != "BPE":
             raise UserError(f"tokenizer.path: {path} is not a byte-level BPE as in GPT-2, but {kind}")
-        for name, value in msgspec.structs.asdict(msgspec.convert(content["model"], _UnsupportedFields)).items():
-            if value:
-                raise UserError(f"tokenizer.path: {path}: model.{name} = {value!r} is not supported; supported: null")
+        json_file.check_bpe(path, content["model"])
         last = json_file.steps_of(content.get("pre_tokenizer"), "pretokenizers")[-1:]
         if (kind := last[0].get("type") if last else "null") != "ByteLevel":
             raise UserError(f"tokenizer.path: {path}: pre_tokenizer {kind} is not supported; supported: 'ByteLevel'")
-
-
-class _UnsupportedFields(msgspec.Struct):
-    """Fields of a BPE model that a byte-level BPE does not have."""
-
-    dropout: float | None = None
-    continuing_subword_prefix: str | None = None
-    end_of_word_suffix: str | None = None
-    byte_fallback: bool = False
 
 
 def new_bpe(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:

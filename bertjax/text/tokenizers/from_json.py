@@ -2,8 +2,8 @@
 
 import abc
 import json
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import tokenizers
 from etils import epath
@@ -28,10 +28,12 @@ class FromJson(LibraryTokenizer):
 
     Attributes:
       legacy_names: names of files that replace a missing tokenizer.json.
+      aliases: {special token: possible names of the token in the file, in this order}.
     """
 
     filename = "tokenizer.json"
     legacy_names: tuple[str, ...]
+    aliases: ClassVar[Mapping[str, Sequence[str]]] = ALIASES
 
     def __init__(self, content: bytes, path: str = "(given)"):
         try:
@@ -43,7 +45,7 @@ class FromJson(LibraryTokenizer):
         except Exception as error:  # the library raises the base class
             raise UserError(f"tokenizer.path: {path} is not a tokenizer.json ({error})") from None
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        super().__init__(json_file.ordered(vocabulary, path), path, aliases=ALIASES)
+        super().__init__(json_file.ordered(vocabulary, path), path, aliases=self.aliases)
         special, added = {self.pieces[i] for i in self.special_ids}, fields.get("added_tokens", ())
         self.added = {token["content"] for token in added} | special
         self._tokenizer.encode_special_tokens = True  # encodes the names of special tokens as text

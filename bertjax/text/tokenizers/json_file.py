@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
+import msgspec
 import tokenizers
 from etils import epath
 from tokenizers import AddedToken, processors
@@ -28,6 +29,22 @@ class TokenizerJson(TypedDict):
     pre_tokenizer: NotRequired[dict[str, Any] | None]
     post_processor: NotRequired[dict[str, Any] | None]
     added_tokens: NotRequired[list[AddedPiece]]
+
+
+class _UnsupportedBPE(msgspec.Struct):
+    """Fields of a BPE model that make tokens random, add characters to tokens, or encode characters as bytes."""
+
+    dropout: float | None = None
+    continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
+    byte_fallback: bool = False
+
+
+def check_bpe(path: epath.PathLike, model: Mapping[str, Any], supported: Collection[str] = ()) -> None:
+    """Raises `UserError` if the BPE model of a tokenizer.json has an unsupported field that is not in `supported`."""
+    for name, value in msgspec.structs.asdict(msgspec.convert(model, _UnsupportedBPE)).items():
+        if value and name not in supported:
+            raise UserError(f"tokenizer.path: {path}: model.{name} = {value!r} is not supported; supported: null")
 
 
 def check_json_parts(

@@ -18,7 +18,9 @@ from bertjax.text.tokenizers.sentencepiece import read_unigrams
 # omits. XLM-R omits <unk>, <s> and </s>. CamemBERT omits <unk>, so that its vocabulary contains <s> and </s> twice.
 XLM_R = ("<s>", "<pad>", "</s>", "<unk>"), 3
 CAMEMBERT = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"), 1
-XLNET_MODEL, DEBERTA_MODEL = "spiece.model", "spm.model"
+DEBERTA_MODEL = "spm.model"
+SPIECE_MODEL = "spiece.model"  # of XLNet or ALBERT
+ALBERT = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")  # the special tokens of ALBERT
 
 
 def bpe_json(path: epath.Path) -> bytes:
@@ -46,16 +48,17 @@ def bpe_json(path: epath.Path) -> bytes:
 
 
 def unigram_json(path: epath.Path) -> bytes:
-    """Converts the SentencePiece model of XLNet, DeBERTa-v2, CamemBERT or XLM-R to a tokenizer.json.
+    """Converts the SentencePiece model of XLNet, ALBERT, DeBERTa-v2, CamemBERT or XLM-R to a tokenizer.json.
 
-    The model of XLNet is spiece.model, the model of DeBERTa-v2 is spm.model, the model of the other two is
-    sentencepiece.bpe.model. The files beside the model distinguish CamemBERT from XLM-R.
+    The model of XLNet and of ALBERT is spiece.model, whose special tokens distinguish the two. The model of DeBERTa-v2
+    is spm.model, the model of the other two is sentencepiece.bpe.model. The files beside the model distinguish
+    CamemBERT from XLM-R.
 
     Raises `UserError` unless the file is a SentencePiece model of type unigram with special tokens.
     """
     scored, charsmap = read_unigrams(path)
-    if path.name == XLNET_MODEL:
-        return _xlnet_json(path, scored, charsmap)
+    if path.name == SPIECE_MODEL:
+        return _spiece_json(path, scored, charsmap)
     if path.name == DEBERTA_MODEL:
         return _deberta_json(path, scored)
     first, omitted = CAMEMBERT if _is_camembert(path.parent) else XLM_R
@@ -67,28 +70,34 @@ def unigram_json(path: epath.Path) -> bytes:
     return tokenizer.to_str().encode()
 
 
-def _xlnet_json(path: epath.Path, scored: list[tuple[str, float]], charsmap: bytes) -> bytes:
-    """Converts the tokens of XLNet to a tokenizer.json, as the XLNetTokenizer of transformers does.
+def _spiece_json(path: epath.Path, scored: list[tuple[str, float]], charsmap: bytes) -> bytes:
+    """Converts the tokens of XLNet or ALBERT to a tokenizer.json, as transformers does.
 
     The normalizer replaces quotation marks, and strips accents and folds case as tokenizer_config.json states. The
-    code of XLNet splits a token such as "7,"; transformers makes these tokens unlikely instead, by -100.
+    code of both models splits a token such as "7,"; transformers makes these tokens unlikely instead, by -100.
     """
     names = [token for token, _ in scored]
-    if missing := [token for token in XLNET if token not in names]:
+    is_albert = ALBERT[2] in names
+    special, model = (ALBERT, "ALBERT") if is_albert else (XLNET, "XLNet")
+    if missing := [token for token in special if token not in names]:
         raise UserError(
-            f"tokenizer.path: {path} lacks {', '.join(missing)}, which XLNet needs; supported: the {path.name} of XLNet"
+            f"tokenizer.path: {path} lacks {', '.join(missing)}, which {model} needs; supported: the {path.name} of "
+            f"{model}"
         )
     scored = [(token, score - 100 * bool(re.search(r"\d,$", token))) for token, score in scored]
     tokenizer, settings = _unigram_of_words(scored, names.index("<unk>")), _settings_beside(path)
     steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     steps += [] if settings.get("keep_accents") else [normalizers.NFKD(), normalizers.StripAccents()]
-    steps += [normalizers.Lowercase()] if settings.get("do_lower_case") else []
+    steps += [normalizers.Lowercase()] if settings.get("do_lower_case", is_albert) else []
     steps += [normalizers.Precompiled(charsmap)] if charsmap else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")])
-    special = [token for token in ("<s>", "</s>", "<eop>", "<eod>") if token in names]
-    tokenizer.add_special_tokens([AddedToken(token, lstrip=token == "<mask>") for token in (*special, *XLNET)])
-    single, pair = "$A:0 <sep>:0 <cls>:2", "$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2"
-    set_template(tokenizer, single, pair, ("<sep>", "<cls>"))
+    more = [token for token in ("<s>", "</s>", "<eop>", "<eod>") if token in names and not is_albert]
+    tokenizer.add_special_tokens([AddedToken(token, lstrip=token == special[-1]) for token in (*more, *special)])
+    if is_albert:
+        set_template(tokenizer, "[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", ("[CLS]", "[SEP]"))
+    else:
+        single, pair = "$A:0 <sep>:0 <cls>:2", "$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2"
+        set_template(tokenizer, single, pair, ("<sep>", "<cls>"))
     return tokenizer.to_str().encode()
 
 

@@ -1,4 +1,4 @@
-"""Unigram tokens of the words between spaces: the tokenizer.json of XLM-R, CamemBERT, XLNet and DeBERTa-v2."""
+"""Unigram tokens of the words between spaces: the tokenizer.json of XLM-R, CamemBERT, XLNet, ALBERT and DeBERTa-v2."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Unigram(FromJson):
 
     kind = "unigram"
     space = SPACE
-    legacy_names = ("sentencepiece.bpe.model", legacy_files.XLNET_MODEL, legacy_files.DEBERTA_MODEL)
+    legacy_names = ("sentencepiece.bpe.model", legacy_files.SPIECE_MODEL, legacy_files.DEBERTA_MODEL)
 
     def _encode(self, text: str) -> Encoding:
         ids, offsets = super()._encode(text)

@@ -1,0 +1,1 @@
+"""XLM-RoBERTa-XL."""
