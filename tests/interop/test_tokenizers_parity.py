@@ -571,3 +571,12 @@ def test_a_run_reads_legacy_files_and_stores_a_tokenizer_json(tmp_path):
     assert from_folder(tmp_path / "back")("the ship").input_ids == our_tokenizer.framed(
         our_tokenizer.encode("the ship").ids
     )
+
+
+@pytest.mark.parametrize("name, other", [("mpnet tokenizer.json", "BertTokenizer"), ("distilbert", "MPNetTokenizer")])
+def test_a_class_with_other_special_tokens_than_the_vocabulary_is_refused(name, other, tmp_path):
+    FOLDERS[name](tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": other}))
+    with pytest.raises(UserError, match=f"{other} has other special tokens than .*; set tokenizer_class to '.*Token"):
+        hf_tokenizer.read_folder_tokenizer(tmp_path)
