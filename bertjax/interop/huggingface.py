@@ -90,7 +90,8 @@ def read_config(path: epath.Path) -> BertConfig:
 def _type_of_class(architecture: str) -> str:
     """Returns the model type of a class of transformers; "" for a class of an unknown family."""
     name = architecture.lower()
-    return next((kind for kind in families.by_model_type() if name.startswith(kind.replace("-", ""))), "")
+    kinds = [kind for kind in families.by_model_type() if name.startswith(kind.replace("-", ""))]
+    return max(kinds, key=len, default="")  # XLMRobertaXLModel also begins with xlm-roberta
 
 
 def read_head(path: epath.Path) -> tuple[str, tuple[str, ...], str]:

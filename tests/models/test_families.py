@@ -505,6 +505,7 @@ ROPE = "rope_parameters"
     ("distilbert", {"model_type": ..., "architectures": ["DistilBertModel"]},
      "model_type is missing; set it to 'distilbert', the type of DistilBertModel"),
     ("roberta", {"model_type": ..., "architectures": ["XLMRobertaModel"]}, "model_type is missing; set it to 'xlm-rob"),
+    ("xlm_roberta_xl", {"model_type": ..., "architectures": ["XLMRobertaXLModel"]}, "set it to 'xlm-roberta-xl', the"),
     ("distilbert", {"dim": ...}, "config.json: dim is missing, but required; add the field"),
     ("distilbert", {"n_layers": "six"}, "config.json: n_layers is 'six'; expected int"),
     ("distilbert", {"dim": 33}, "config.json: dim = 33: must be a multiple of n_heads = 2"),
