@@ -151,12 +151,12 @@ def read_folder_tokenizer(folder: epath.Path) -> Tokenizer | None:
     if kind == BPE.kind:
         default = False if _class(folder, settings) in CLASSES[BPE.kind] else None
         _check_agreement(folder, "add_prefix_space", settings, default, file, loaded.begins_with_space)
+    if file.name != JSON and any(map(settings.get, TEMPLATE)):
+        raise UserError(f"{folder / SETTINGS}: {' and '.join(TEMPLATE)} true are not supported without {JSON}")
     if kind == ByteFallback.kind or any(map(settings.get, TEMPLATE)):
         _check_template(folder, file, loaded, settings)
     if isinstance(loaded, Unigram):
         _check_unigram(folder, file, loaded, settings)
-    if file.name != JSON and (settings.get("add_bos_token") or settings.get("add_eos_token")):
-        raise UserError(f"{folder / SETTINGS}: add_bos_token and add_eos_token true are not supported without {JSON}")
     _check_special(folder, loaded, settings)
     _note_token_types(folder, settings)
     return loaded

@@ -89,7 +89,9 @@ def test_the_index_equals_a_comparison_of_all_pairs(model, corpus, tmp_path, mon
     np.testing.assert_allclose([[hit.score for hit in row] for row in hits], scores, rtol=1e-4)
     assert index.similarity == "dot" and len(index) == len(TEXTS)
     assert {len(row) for row in index.search(QUERIES[:1], top_k=500)} == {len(TEXTS)} and index.search([]) == []
-    assert index.search(QUERIES[0], 4) == hits[:1]
+    (alone,) = index.search(QUERIES[0], 4)  # a product of other shapes, which may round differently
+    assert [hit.id for hit in alone] == [hit.id for hit in hits[0]]
+    np.testing.assert_allclose([hit.score for hit in alone], [hit.score for hit in hits[0]], rtol=1e-5)
 
 
 def test_a_later_search_reads_only_the_index_folder(model, corpus, tmp_path, monkeypatch):

@@ -218,7 +218,7 @@ DAMAGES = {  # a file; its new content, fields or name, or None without the file
     "no field": (CONFIG, dict(hidden_size=None), "config.json: hidden_size is missing"),
     "no number": (CONFIG, dict(hidden_size="many"), "hidden_size is 'many'; expected int"),
     "not JSON": (CONFIG, b"{", "config.json: damaged"),
-    "deberta": (CONFIG, dict(model_type="deberta"), "model_type 'deberta'.*supported: bert, gpt2"),
+    "deberta": (CONFIG, dict(model_type="deberta"), "model_type 'deberta'.*supported: albert, bert, gpt2"),
     "distilbert": (CONFIG, dict(model_type="distilbert"), "config.json: hidden_dim is missing"),
     "relative": (CONFIG, dict(position_embedding_type="relative_key"), "supported: 'absolute'"),
     "activation": (CONFIG, dict(hidden_act="swish"), "hidden_act 'swish' is not supported"),
