@@ -57,12 +57,17 @@ class Ranker:
         return self._label_type.predictions(self.logits(pairs)[:, None]).astype(np.float32)
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        """Returns the output of the head for each pair (query, document), without an activation, `[pairs]` float32."""
-        portions = [np.zeros(0, np.float32)]
-        for start in range(0, len(pairs), PAIRS_AT_ONCE):
-            logits, _ = logits_of(self._source, self._label_type.head, pairs[start : start + PAIRS_AT_ONCE])
+        """Returns the output of the head for each pair (query, document), without an activation, `[pairs]` float32.
+
+        Equal pairs have equal outputs: each pair is computed once. In two rows of a batch, the outputs of a pair may
+        differ by rounding.
+        """
+        places = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}
+        distinct, portions = list(places), [np.zeros(0, np.float32)]
+        for start in range(0, len(distinct), PAIRS_AT_ONCE):
+            logits, _ = logits_of(self._source, self._label_type.head, distinct[start : start + PAIRS_AT_ONCE])
             portions.append(np.stack(logits)[:, 0].astype(np.float32))
-        return np.concatenate(portions)
+        return np.concatenate(portions)[[places[pair] for pair in pairs]]
 
     def identity(self) -> str:
         """Returns the hash of the checkpoint, the dtype and the activation, which determine the scores."""
