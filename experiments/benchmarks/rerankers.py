@@ -11,7 +11,8 @@ Rows of the results:
   reranker   each library trains a reranker from the same weights, pairs and settings, in float32, for each seed.
              `bertjax evaluate` evaluates both on the same candidates. Each library draws its batches and dropout.
   embeddings the embeddings after training on the same questions and negatives, for each seed: with the scores of the
-             first reranker (KL divergence), and without a teacher (InfoNCE); retrieval among all paragraphs.
+             first reranker (KL divergence, with and without InfoNCE), and without a teacher (InfoNCE); retrieval among
+             all paragraphs.
 
 Command:  python -m experiments.benchmarks.rerankers --weights=DIR --data=DATA --output=FOLDER
           DIR: a BERT of sentence-transformers, such as all-MiniLM-L6-v2. DATA: the folder with squad/. The same
@@ -43,6 +44,9 @@ ARTICLES, NEGATIVES, SEQUENCE = 100, 4, 256
 RETRIEVED = 2000  # test questions for the embeddings; the first questions of these are for the rerankers
 COLUMNS = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(NEGATIVES))]
 BATCH = {"binary_cross_entropy": 32, "list_net": 8}  # pairs or lists
+# The weight of the teacher in the loss, and the temperature of its scores. A reranker that was trained with ListNet
+# gives a relevant document a score about 1 higher than other documents: with the temperature 1, its distribution is flat.
+DISTILLED = {"distilled": (0.5, 0.1), "distilled-flat": (1.0, 1.0)}
 METRICS = ("ndcg@10", "base_ndcg@10", "mrr@10", "map", "recall@1")
 
 
@@ -230,10 +234,10 @@ def embeddings(arguments: argparse.Namespace, row: str, seed: int) -> pathlib.Pa
         "max_seq_length": SEQUENCE,
         "seed": seed,
     }
-    if row == "distilled":
+    if row in DISTILLED:
         fields |= {"data.label": ",".join(f"score_{column}" for column in COLUMNS[1:])}
-        fields |= {"distill.what": "kl", "distill.weight": 1.0}
-        fields |= {"distill.student_temperature": 0.05, "distill.teacher_temperature": 1.0}
+        fields |= {"distill.what": "kl", "distill.student_temperature": 0.05}
+        fields["distill.weight"], fields["distill.teacher_temperature"] = DISTILLED[row]
     flags = [f"--config.{name}={value}" for name, value in fields.items()]
     bertjax("train", "--config=embed", *flags, f"--workdir={run}", output=run)
     return run
@@ -308,7 +312,7 @@ def main() -> None:
         keep(row="reranker", by=by, seed=seed, scores=evaluate(folder, judged / "reranked.tsv", candidates))
     if "embeddings" in rows and ("embeddings", "as_is", None) not in done:
         keep(row="embeddings", by="as_is", seed=None, scores=evaluate(arguments.weights, judged / "retrieved.tsv"))
-    for seed, by in itertools.product(seeds if "embeddings" in rows else (), ("infonce", "distilled")):
+    for seed, by in itertools.product(seeds if "embeddings" in rows else (), ("infonce", *DISTILLED)):
         if ("embeddings", by, seed) not in done:
             run = embeddings(arguments, by, seed)
             keep(row="embeddings", by=by, seed=seed, scores=evaluate(run, judged / "retrieved.tsv"))
