@@ -37,7 +37,7 @@ class WandB(RemoteTracker):
     def send(self, run_id: str, step_metrics: StepMetrics) -> None:
         """Logs the metrics of a step."""
         del run_id
-        self._wandb_run.log(step_metrics.metrics, step=step_metrics.step)
+        self._wandb_run.log(dict(step_metrics.metrics), step=step_metrics.step)
 
     def end(self, run_id: str, error: type[BaseException] | None) -> None:
         """Finishes the run with an exit code."""
