@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from bertjax.cli.overrides import from_arguments
 from bertjax.config.defaults import pretraining_config
 from bertjax.interop import huggingface
+from bertjax.models.albert.config import AlbertConfig
 from bertjax.models.deberta_v2.config import DebertaV2Config
 from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.eurobert.config import EuroBertConfig
@@ -223,6 +224,7 @@ def write_published(folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
     fairseq_pieces = of_mpnet(pieces)
     for name, config, tokens in (
         ("distilbert-base-uncased", DistilBertConfig(**sizes), pieces),
+        ("albert-base-v2", AlbertConfig(**sizes, embedding_size=8), pieces),
         ("deberta-v3-base", DebertaV2Config(**sizes), pieces),
         ("EuroBERT-210m", EuroBertConfig(**sizes, num_key_value_heads=1, head_dim=8), pieces),
         ("mpnet-base", MPNetConfig(**sizes | dict(vocab_size=fairseq_pieces.vocab_size), position_offset=2),
