@@ -62,6 +62,7 @@ class Ranker:
         Equal pairs have equal outputs: each pair is computed once. In two rows of a batch, the outputs of a pair may
         differ by rounding.
         """
+        pairs = [(query, document) for query, document in pairs]  # also from lists of two texts
         places = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}
         distinct, portions = list(places), [np.zeros(0, np.float32)]
         for start in range(0, len(distinct), PAIRS_AT_ONCE):
