@@ -223,7 +223,7 @@ def test_a_student_starts_from_every_nth_layer_of_the_teacher(untold, two_layers
         arrays_kept = resizing.with_layers(arrays, BertConfig(), layers)
         assert arrays_kept["bert/encoder/layers/output/bias"].tolist() == kept
         assert arrays_kept["bert/embeddings/norm/bias"].tolist() == [0, 1, 2]
-    with pytest.raises(UserError, match=r"layers of model.family = 'modernbert' differ"):
+    with pytest.raises(UserError, match=r"layers of model.family = 'modernbert' share params or differ"):
         resizing.with_layers({"bert/encoder/first/output/kernel": np.zeros(3)}, ModernBertConfig(), 2)
 
 
