@@ -37,7 +37,7 @@ class AlbertEncoder(Encoder):
     def make_layers(self, every_layer: bool, trains: bool) -> Callable[..., Any]:
         """Returns the layers as a scan over groups, see `Encoder.make_layers`."""
         groups = self.config.num_hidden_groups
-        make = scan_layers(LayerGroup, groups, LAYER_AXES, self.compute, trains)
+        make = scan_layers(SharedLayers, groups, LAYER_AXES, self.compute, trains)
         layers = make(self.config, self.compute, every_layer, name="layers")
 
         def apply(x: jax.Array, numbers: jax.Array, cache: KeyValueCache | None, *shared: Any) -> tuple[jax.Array, Any]:
@@ -48,7 +48,7 @@ class AlbertEncoder(Encoder):
         return apply
 
 
-class LayerGroup(EncoderLayer):
+class SharedLayers(EncoderLayer):
     """The layers of a group: a scan over layer numbers that reads the params of one layer.
 
     The dropout of a layer depends on the number of the layer, so that layers with shared params have different masks.

@@ -41,7 +41,7 @@ class Distances(NamedTuple):
     rows: Array
 
 
-class Read(NamedTuple):
+class Projected(NamedTuple):
     """The projections of hidden states, `[batch, length, heads, size]`, and of distances, `[distances, heads, size]`.
 
     The projections of distances are in the order of `Distances.rows`, or in the order of the embeddings for a text of
@@ -86,10 +86,10 @@ def buckets_of(apart: np.ndarray, buckets: int, largest: int) -> np.ndarray:
     return np.where(np.abs(apart) <= middle, apart, np.sign(apart) * logarithmic).astype(np.int64)
 
 
-def scores_of(config: DebertaV2Config, read: Read) -> Array:
+def scores_of(config: DebertaV2Config, projected: Projected) -> Array:
     """Returns the float32 scores `[batch, heads, queries, keys]`."""
     product: dict[str, Any] = dict(preferred_element_type=jnp.float32)
-    rows, length = read.rows, read.keys.shape[1]
+    rows, length = projected.rows, projected.keys.shape[1]
 
     def of_pairs(by_distance: Array, rows: Array | None) -> Array:
         """Returns the scores of pairs: `[batch, heads, x, distances]` -> `[batch, heads, x, y]`."""
@@ -97,23 +97,25 @@ def scores_of(config: DebertaV2Config, read: Read) -> Array:
             return shift(by_distance, length)
         return jnp.take_along_axis(by_distance, jnp.broadcast_to(rows, (*by_distance.shape[:2], *rows.shape)), axis=-1)
 
-    scores = jnp.einsum("bqhd,bkhd->bhqk", read.queries, read.keys, **product)
-    if read.distance_keys is not None:
-        by_distance = jnp.einsum("bqhd,rhd->bhqr", read.queries, read.distance_keys, **product)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", projected.queries, projected.keys, **product)
+    if projected.distance_keys is not None:
+        by_distance = jnp.einsum("bqhd,rhd->bhqr", projected.queries, projected.distance_keys, **product)
         scores += of_pairs(by_distance, rows)
-    if read.distance_queries is not None:
+    if projected.distance_queries is not None:
         # For a key, the distances of the queries ascend.
-        ascending = read.distance_queries[::-1] if rows is None else read.distance_queries
-        by_distance = jnp.einsum("bkhd,rhd->bhkr", read.keys, ascending, **product)
+        ascending = projected.distance_queries[::-1] if rows is None else projected.distance_queries
+        by_distance = jnp.einsum("bkhd,rhd->bhkr", projected.keys, ascending, **product)
         scores += jnp.swapaxes(of_pairs(by_distance, None if rows is None else rows.T), -1, -2)
     return scores / math.sqrt(config.head_size * (1 + len(config.position_terms)))
 
 
-def _attend(read: Read, mask: Array, config: DebertaV2Config, compute: Compute, dropout_keys: Array | None) -> Array:
-    scores = jnp.where(mask, scores_of(config, read), jnp.finfo(jnp.float32).min)
+def _attend(
+    projected: Projected, mask: Array, config: DebertaV2Config, compute: Compute, dropout_keys: Array | None
+) -> Array:
+    scores = jnp.where(mask, scores_of(config, projected), jnp.finfo(jnp.float32).min)
     probs = nn.softmax(scores).astype(compute.dtype)
     probs = dropout(probs, config.attention_probs_dropout_prob, dropout_keys)
-    return jnp.einsum("bhqk,bkhd->bqhd", probs, read.values).astype(compute.dtype)
+    return jnp.einsum("bhqk,bkhd->bqhd", probs, projected.values).astype(compute.dtype)
 
 
 class DisentangledAttention(nn.Module):
@@ -138,7 +140,7 @@ class DisentangledAttention(nn.Module):
                 self.distance_query = Dense(config, compute, hidden, by_head, ("embed", *axes))
         self.output = Dense(config, compute, by_head, hidden, (*axes, "embed"))
 
-    def read(self, x: Array, apart: Distances | None, dropout_keys: Array | None = None) -> Read:
+    def project(self, x: Array, apart: Distances | None, dropout_keys: Array | None = None) -> Projected:
         """Returns the projections of x `[batch, length, hidden]` and of distances; None: no relative positions."""
         states = jnp.moveaxis(self.query_key_value(x, dropout_keys), 2, 0)
         query = key = None
@@ -151,9 +153,9 @@ class DisentangledAttention(nn.Module):
                 query = self.distance_query(embeddings)[0] if "p2c" in terms else None
                 key = self.distance_key(embeddings)[0] if "c2p" in terms else None
         if apart is None or apart.rows.ndim == 2:
-            return Read(states[0], states[1], states[2], key, query, None if apart is None else apart.rows)
+            return Projected(states[0], states[1], states[2], key, query, None if apart is None else apart.rows)
         query, key = (None if rows is None else rows[apart.rows] for rows in (query, key))
-        return Read(states[0], states[1], states[2], key, query, None)
+        return Projected(states[0], states[1], states[2], key, query, None)
 
     def __call__(self, x: Array, apart: Distances | None, mask: Array, dropout_keys: Array | None = None) -> Array:
         """Returns the product of the output projection `[batch, length, hidden]`, without the bias `output.bias`.
@@ -166,13 +168,15 @@ class DisentangledAttention(nn.Module):
           mask: booleans `[batch, 1, queries, keys]`. A query without visible keys attends to all keys equally.
           dropout_keys: `[batch]`; None: no dropout.
         """
-        read = self.read(x, apart, dropout_keys)
-        read = read._replace(queries=nn.with_logical_constraint(read.queries, ("batch", "length", "heads", "kv")))
+        projected = self.project(x, apart, dropout_keys)
+        projected = projected._replace(
+            queries=nn.with_logical_constraint(projected.queries, ("batch", "length", "heads", "kv"))
+        )
         attend = jax.checkpoint(_attend, static_argnums=(2, 3), prevent_cse=self.compute.unroll)
-        context = attend(read, mask, self.config, self.compute, dropout_keys)
+        context = attend(projected, mask, self.config, self.compute, dropout_keys)
         return self.output.product(context.reshape(*context.shape[:2], -1), dropout_keys)
 
     def probabilities(self, x: Array, apart: Distances | None, mask: Array) -> Array:
         """Returns attention probabilities in float32, `[batch, heads, queries, keys]`."""
-        scores = scores_of(self.config, self.read(x, apart))
+        scores = scores_of(self.config, self.project(x, apart))
         return nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))

@@ -50,7 +50,7 @@ def distance_buckets(distances: jax.Array, buckets: int, longest: int) -> jax.Ar
     Args:
       distances: integers, the position of the key minus the position of the query.
       buckets: the number of buckets.
-      longest: the distance from which on all distances are in the last bucket.
+      longest: this distance and all larger distances are in the last bucket.
     """
     half, exact = buckets // 2, buckets // 4
     apart = np.arange(longest + 1)
