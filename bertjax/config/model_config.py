@@ -92,18 +92,14 @@ class ModelConfig:
         def initializer_range(self) -> float:
             """The standard deviation of initial values."""
 
-        @property
-        def output(self) -> str:
-            """The head for words: transform, bias or plain."""
+    @property
+    def output(self) -> str:
+        """The head for words of BERT: transform or plain, see `BertConfig.output`."""
+        return "transform"
 
     @property
     def position_offset(self) -> int:
         """Rows of the table of positions before the row of the first token."""
-        return 0
-
-    @property
-    def relative_attention_num_buckets(self) -> int:
-        """Buckets of distances in the relative position bias that all layers share; 0 for a model without it."""
         return 0
 
     @property
@@ -140,11 +136,6 @@ class ModelConfig:
     def projects_embeddings(self) -> bool:
         """Whether a dense layer maps the embeddings to the hidden size."""
         return self.embedding_size != self.hidden_size
-
-    @property
-    def stacked_layers(self) -> int:
-        """The number of layers that params stack. It is smaller than the number of layers if layers share params."""
-        return self.num_hidden_layers
 
     @property
     def head_size(self) -> int:

@@ -38,7 +38,7 @@ def outputs(source: Pretrained, compute: Compute) -> Function:
 
 def states(source: Pretrained, compute: Compute) -> Function:
     """Returns the function that computes the last hidden states `[batch, length, hidden]`."""
-    encoder = families.family_of(source.config).build(source.config, compute)
+    encoder = families.encoder_of(source.config, compute)
 
     def run(params: dict[str, Any], batch: dict[str, Any], dropout_keys: jax.Array | None) -> jax.Array:
         variables = {"params": params["bert"]}

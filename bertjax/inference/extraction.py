@@ -101,7 +101,7 @@ def write_extracted(
         raise UserError(f"--output={output}: hidden states of tokens are written to an .npz; or set pool=mean")
     chosen = layers or ("concat_last_four" if source.config.num_hidden_layers >= 4 else "last")
     check_layers(chosen, source.config, "layers")
-    model = families.family_of(source.config).build(source.config, compute_for(source.dtype))
+    model = families.encoder_of(source.config, compute_for(source.dtype))
     params = jax.device_put(source.params["bert"])  # once, not per batch
     written = hidden_states.write_hidden_states(output, model, params, tokenizer_of(source), texts.__iter__, chosen)
     most_tokens = source.config.max_position_embeddings

@@ -10,6 +10,7 @@ import numpy as np
 
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.interop import huggingface, sentence_transformers
+from bertjax.models import families
 from bertjax.objectives.objective import joint_models
 from bertjax.objectives.parsing import terms_of_run
 from bertjax.text.tokenizer import Tokenizer
@@ -155,4 +156,4 @@ class Pretrained:
 
 def has_masked_lm(params: dict, config: BertConfig) -> bool:
     """Returns whether params may contain a masked-LM head. A plain, tied head has no params."""
-    return "masked_lm" in params or (config.output == "plain" and config.tie_word_embeddings)
+    return "masked_lm" in params or not families.family_of(config).word_head(config).has_params

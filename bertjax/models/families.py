@@ -16,11 +16,12 @@ import numpy as np
 
 from bertjax.common.errors import UserError
 from bertjax.common.registry import Registry, own_in_folders
-from bertjax.config.model_config import ModelConfig
+from bertjax.config.model_config import Compute, ModelConfig
 from bertjax.models.family import HuggingFaceFamily, LmType, ModelFamily, Recurrent
 
 if TYPE_CHECKING:
     from bertjax.models.huggingface_format import HuggingFaceFormat
+    from bertjax.nn.encoder_model import EncoderModel
 
 FAMILIES: Registry[ModelFamily] = Registry(
     "family",
@@ -30,11 +31,17 @@ FAMILIES: Registry[ModelFamily] = Registry(
     base=ModelFamily,
 )
 register = FAMILIES.register
+DEFAULT = Compute()
 
 
 def family_of(config: ModelConfig) -> ModelFamily:
     """Returns the family of a model config."""
     return FAMILIES.get(config.family)
+
+
+def encoder_of(config: ModelConfig, compute: Compute = DEFAULT) -> "EncoderModel":
+    """Returns the unbound encoder of a model config, see `ModelFamily.build`."""
+    return family_of(config).build(config, compute)
 
 
 def config_of(config: ml_collections.ConfigDict) -> Any:

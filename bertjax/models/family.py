@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from bertjax.models.huggingface_format import HuggingFaceFormat
     from bertjax.nn.encoder_model import EncoderModel
+    from bertjax.nn.heads import WordHead
     from bertjax.nn.ops.plain_attention import KeyValueCache
     from bertjax.nn.ops.recurrent_memory import RecurrentMemory
 
@@ -132,6 +133,44 @@ class ModelFamily(abc.ABC):
             return 1 + np.arange(config.num_hidden_layers)
         number = next(filter(None, (re.fullmatch(r".*_(\d+)", name) for name in path)), None)
         return np.array(1 + int(number[1])) if number else None
+
+    def word_head(self, config: Any) -> "WordHead":
+        """Returns the choices of the head that predicts words.
+
+        The default is BERT's head: a dense layer, an activation and a LayerNorm; the logits have a bias. With the value
+        "plain" of the field `output`, the head is the tied decoder only.
+
+        Args:
+          config: the model config.
+        """
+        from bertjax.nn.heads import word_head_of
+
+        return word_head_of(config)
+
+    def stack_layers(self, config: Any, layers: Sequence[dict]) -> dict:
+        """Returns the params of the encoder's layers, from the params of each layer.
+
+        The default stacks all layers under the name `layers`.
+
+        Args:
+          config: the model config.
+          layers: the params of each layer, with equal names and shapes.
+        """
+        import jax
+
+        return {"layers": jax.tree.map(lambda *arrays: np.stack(arrays), *layers)}
+
+    def unstack_layers(self, config: Any, encoder: dict) -> list[dict]:
+        """Returns the params of each layer, in order. The inverse of `stack_layers`.
+
+        Args:
+          config: the model config.
+          encoder: the params of the encoder.
+        """
+        import jax
+
+        count = config.num_hidden_layers
+        return [jax.tree.map(lambda x, number=number: x[number], encoder["layers"]) for number in range(count)]
 
     def validate(self, config: Any) -> None:  # noqa: B027 (most families check nothing)
         """Checks fields of a config that depend on each other. The limits of single fields are already checked.

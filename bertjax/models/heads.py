@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from bertjax.config.model_config import Compute, ModelConfig
 from bertjax.models import families
 from bertjax.models.family import WORD_EMBEDDINGS
-from bertjax.nn.attention import Dense
-from bertjax.nn.heads import Classifier, MaskedLanguageModelHead, NextSentenceHead, pooled_flops, word_flops
+from bertjax.nn.dense import Dense
+from bertjax.nn.heads import Classifier, MaskedLanguageModelHead, NextSentenceHead, pooled_flops
 from bertjax.nn.layer_pooling import HIDDEN_STATES, combine, count_layers
 from bertjax.nn.lstm import BiLSTM
 from bertjax.nn.ops.plain_attention import KeyValueCache
@@ -35,8 +35,8 @@ class BertForMaskedLM(nn.Module):
 
     def setup(self) -> None:
         """Builds the submodules."""
-        self.bert = families.family_of(self.config).build(self.config, self.compute)
-        self.masked_lm = MaskedLanguageModelHead(self.config, self.compute)
+        self.bert = families.encoder_of(self.config, self.compute)
+        self.masked_lm = masked_lm_head(self.config, self.compute)
 
     def __call__(
         self,
@@ -82,6 +82,11 @@ class BertForMaskedLM(nn.Module):
         return self.masked_lm(hidden, places, self.bert.word_embeddings())[:, 0], cache
 
 
+def masked_lm_head(config: ModelConfig, compute: Compute) -> MaskedLanguageModelHead:
+    """Returns the head that predicts words, with the choices of the family of a config."""
+    return MaskedLanguageModelHead(config, compute, families.family_of(config).word_head(config))
+
+
 def word_logits(encoder: Any, head: Any, hidden: jax.Array, positions: jax.Array) -> jax.Array:
     """Returns logits at some positions, `[batch, predictions, padded vocab]`.
 
@@ -107,8 +112,8 @@ class BertForPreTraining(nn.Module):
 
     def setup(self) -> None:
         """Builds the submodules."""
-        self.bert = families.family_of(self.config).build(self.config, self.compute)
-        self.masked_lm = MaskedLanguageModelHead(self.config, self.compute)
+        self.bert = families.encoder_of(self.config, self.compute)
+        self.masked_lm = masked_lm_head(self.config, self.compute)
         self.next_sentence = NextSentenceHead(self.config)
 
     def __call__(
@@ -144,7 +149,7 @@ class BertForSequenceClassification(nn.Module):
 
     def setup(self) -> None:
         """Builds the submodules."""
-        self.bert = families.family_of(self.config).build(self.config, self.compute)
+        self.bert = families.encoder_of(self.config, self.compute)
         self.classifier = Classifier(self.config, self.labels, self.config.pooled_dropout_prob)
         if self.lstm_size:
             self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
@@ -183,7 +188,7 @@ class BertForTokenClassification(nn.Module):
 
     def setup(self) -> None:
         """Builds the submodules."""
-        self.bert = families.family_of(self.config).build(self.config, self.compute)
+        self.bert = families.encoder_of(self.config, self.compute)
         self.classifier = Classifier(self.config, self.labels, self.config.hidden_dropout_prob)
         if self.lstm_size:
             self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
@@ -214,7 +219,7 @@ class BertForQuestionAnswering(nn.Module):
 
     def setup(self) -> None:
         """Builds the submodules."""
-        self.bert = families.family_of(self.config).build(self.config, self.compute)
+        self.bert = families.encoder_of(self.config, self.compute)
         self.spans = Classifier(self.config, 2, self.config.spans_dropout_prob)
         if self.lstm_size:
             self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
@@ -255,7 +260,7 @@ class SentenceEncoder(nn.Module):
 
     def setup(self) -> None:
         """Builds the submodules."""
-        self.bert = families.family_of(self.config).build(self.config, self.compute)
+        self.bert = families.encoder_of(self.config, self.compute)
         if self.dense:
             size = (self.config.hidden_size,)
             self.projection = Dense(self.config, Compute(), size, (self.dense,), ("embed", None))
@@ -300,7 +305,7 @@ class PooledStates(nn.Module):
 
     def setup(self) -> None:
         """Builds the submodules."""
-        self.bert = families.family_of(self.config).build(self.config, self.compute)
+        self.bert = families.encoder_of(self.config, self.compute)
 
     def __call__(
         self,
@@ -342,7 +347,7 @@ class BertForFeatureBasedTagging(nn.Module):
 
     def setup(self) -> None:
         """Builds the submodules."""
-        self.bert = families.family_of(self.config).build(self.config, self.compute)
+        self.bert = families.encoder_of(self.config, self.compute)
         self.lstm = BiLSTM(self.config, self.compute.dtype, self.lstm_size, self.lstm_layers)
         self.classifier = Classifier(self.config, self.labels, self.config.hidden_dropout_prob)
         if HIDDEN_STATES[self.layers].combine == "weighted_sum":
@@ -432,5 +437,6 @@ def model_flops(config: ModelConfig, batch: int, length: int, predictions: int, 
       predictions: the number of predicted tokens in a row.
       pooled: the number of pooled outputs in a row. A head with two classes is included.
     """
-    layers = families.family_of(config).forward_flops(config, length)
-    return batch * (layers + word_flops(config, predictions) + pooled_flops(config, pooled))
+    family = families.family_of(config)
+    words = family.word_head(config).flops(config, predictions)
+    return batch * (family.forward_flops(config, length) + words + pooled_flops(config, pooled))

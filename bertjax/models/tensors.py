@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from bertjax.common.errors import UserError
+from bertjax.models import families
 from bertjax.models.family import param_at
 from bertjax.models.huggingface_format import HuggingFaceFormat
 
@@ -129,19 +130,17 @@ class TableFormat(HuggingFaceFormat):
     @staticmethod
     def stack_layers(params: dict, config: Any) -> dict:
         """Returns params with the layers stacked, as in the params of the encoder."""
-        import jax
-
         encoder = dict(params["bert"])
-        layers = jax.tree.map(lambda *arrays: np.stack(arrays), *encoder.pop("layers").values())
-        return params | {"bert": encoder | {"encoder": encoder.get("encoder", {}) | {"layers": layers}}}
+        layers = families.family_of(config).stack_layers(config, [*encoder.pop("layers").values()])
+        return params | {"bert": encoder | {"encoder": encoder.get("encoder", {}) | layers}}
 
     @staticmethod
     def unstack_layers(params: dict, config: Any) -> dict:
         """Returns params with separate layers, as in `TensorTable`. The inverse of `stack_layers`."""
         import jax
 
-        stacked = jax.tree.map(np.asarray, params["bert"]["encoder"]["layers"])
-        layers = {i: jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(config.stacked_layers)}
+        encoder = jax.tree.map(np.asarray, params["bert"]["encoder"])
+        layers = dict(enumerate(families.family_of(config).unstack_layers(config, encoder)))
         return params | {"bert": params["bert"] | {"layers": layers}}
 
     def untied_reason(

@@ -1,195 +1,384 @@
-"""Embeddings and the stack of Transformer layers (Devlin et al. 2019, section 3).
+"""The layers of a Transformer encoder, from the choices of a model."""
 
-A LayerNorm follows each part of a layer, or precedes it (`norm="pre"`, Radford et al. 2019, section 2.3).
-"""
-
-import functools
-import math
-from collections.abc import Callable
-from typing import Any
+import abc
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from bertjax.config.model_config import BertConfig, Compute, ModelConfig
-from bertjax.nn.attention import Dense, LayerNorm, SelfAttention, partitioned, residual_sum
-from bertjax.nn.kernels.gpu_activation import can_activate_on_gpu, gpu_activate
-from bertjax.nn.kernels.pallas import has_kernels
-from bertjax.nn.ops.dropout import dropout, fold_in
+from bertjax.config.model_config import Compute, ModelConfig
+from bertjax.nn.attention import Attention, AttentionChoices, SharedInputs
+from bertjax.nn.feed_forward import FeedForward
+from bertjax.nn.norm import Norm, Normalize, residual_sum
+from bertjax.nn.ops.dropout import fold_in
 from bertjax.nn.ops.plain_attention import KeyValueCache
+from bertjax.nn.ops.rotary import rotation
+from bertjax.nn.positions import PositionEmbeddings
+
+Part = Callable[[Array], tuple[Array, Array | None]]  # x -> the product of the last dense layer, and its bias
 
 
-def _gelu(x: Array) -> Array:
-    """Returns x times the normal distribution function."""
-    if x.dtype == jnp.float32:  # 1 + erf takes a third of the time of erfc, but cancels digits in bfloat16
-        return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
-    return nn.gelu(x, approximate=False)
+class Dropout(NamedTuple):
+    """The dropout of the output of a part: keys `[batch]` or None, and the rate."""
+
+    keys: Array | None
+    rate: float
 
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": _gelu,
-    "gelu_new": functools.partial(nn.gelu, approximate=True),
-    "relu": nn.relu,
-    "silu": nn.silu,
-}
+class Residual(abc.ABC):
+    """The places of the norms in a layer. The layer has two parts, attention and the feed-forward network."""
+
+    ends_with_norm: bool = False  # whether the output of a layer is normalized, so that a final norm is not necessary
+
+    @abc.abstractmethod
+    def __call__(
+        self, norm: Callable[[str], Normalize], x: Array, parts: tuple[Part, Part], dropouts: tuple[Dropout, Dropout]
+    ) -> Array:
+        """Returns the output of a layer.
+
+        Args:
+          norm: returns the norm with a name; the name is the name of the params.
+          x: the input of the layer, `[batch, length, hidden]`.
+          parts: attention and the feed-forward network.
+          dropouts: the dropouts of the outputs of the parts.
+        """
+
+    def attention_input(self, norm: Callable[[str], Callable[[Array], Array]], x: Array) -> Array:
+        """Returns the input of the attention for an input of the layer."""
+        return x
 
 
-def activate(inner: Array, activation: str, compute: Compute) -> Array:
-    """Returns the activation of `inner` `[batch, length, wide]` in a feed-forward network.
+@dataclasses.dataclass(frozen=True)
+class PostNorm(Residual):
+    """A norm after each residual sum: norm(x + part(x)) (Vaswani et al. 2017)."""
 
-    In a gated network `inner` is `[batch, length, 2, wide]`; returns the activation of the first half times the second
-    half (Shazeer 2020).
-    """
-    if can_activate_on_gpu(compute, inner.shape[1], inner.shape[-1]):
-        return gpu_activate(inner, None, activation, compute.chip)
-    if inner.ndim == 3:
-        return ACTIVATIONS[activation](inner)
-    return ACTIVATIONS[activation](inner[..., 0, :]) * inner[..., 1, :]
-
-
-class Embedding(nn.Module):
-    """An embedding table `[rows, size]`; the default of `size` is the embedding size."""
-
-    config: ModelConfig
-    dtype: str
-    rows: int
-    axis: str | None = None
-    size: int | None = None
-
-    def setup(self) -> None:
-        """Builds the table."""
-        init = partitioned(nn.initializers.truncated_normal(self.config.initializer_range), (self.axis, "embed"))
-        self.embedding = self.param("embedding", init, (self.rows, self.size or self.config.embedding_size))
-
-    def __call__(self, ids: Any) -> Array:
-        """Integers `[...]` -> `[..., size]`."""
-        # Replicated for the lookup, because the compiler partitions lookups badly, or not at all.
-        table = nn.with_logical_constraint(self.embedding, (None, None))
-        # float32: the gradient of a frequent token sums thousands of terms, which loses precision in bfloat16.
-        return jnp.take(table.astype(jnp.float32), ids, axis=0).astype(self.dtype)
-
-
-def sinusoids(length: int, size: int) -> Array:
-    """Returns the position embeddings of the original Transformer `[length, size]` (Vaswani et al. 2017, section 3.5).
-
-    The original multiplies word embeddings by the root of `size` (section 3.4). Here the position embeddings are
-    divided by this root, so that the sum differs by a constant factor.
-    """
-    angles = jnp.arange(length)[:, None] * 10_000.0 ** (-2 * jnp.arange((size + 1) // 2) / size)
-    return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(length, -1)[:, :size] / size**0.5
-
-
-class Embeddings(nn.Module):
-    """Sums word, position and token-type embeddings; then LayerNorm (with `norm="post"`), dropout, and projection.
-
-    The projection exists if `config.projects_embeddings`. A model with one token type uses it for
-    all tokens, and a model with 0 token types has no embeddings of token types.
-    """
-
-    config: BertConfig
-    compute: Compute
-
-    def setup(self) -> None:
-        """Builds the tables."""
-        config, dtype = self.config, self.compute.dtype
-        self.word = Embedding(config, dtype, config.padded_vocab_size, "vocab")
-        if config.positions == "learned":
-            rows = config.position_offset + config.max_position_embeddings
-            self.position = Embedding(config, dtype, rows, "positions")
-        if config.type_vocab_size:
-            self.token_type = Embedding(config, dtype, config.type_vocab_size)
-        size = config.embedding_size
-        if config.norm == "post":
-            self.norm = LayerNorm(config, self.compute, size=size)
-        if config.projects_embeddings:
-            self.projection = Dense(config, self.compute, (size,), (config.hidden_size,), ("embed", None))
+    ends_with_norm = True
 
     def __call__(
-        self, input_ids: Array, token_types: Array, positions: Array, dropout_keys: Array | None = None
+        self, norm: Callable[[str], Normalize], x: Array, parts: tuple[Part, Part], dropouts: tuple[Dropout, Dropout]
     ) -> Array:
-        """Three `[batch, length]` integer arrays -> `[batch, length, hidden]`."""
-        config = self.config
-        x = self.word(input_ids)
-        if config.positions == "learned":
-            x += self.position(positions + config.position_offset)
-        elif config.positions == "sinusoidal":
-            x += sinusoids(config.max_position_embeddings, config.embedding_size)[positions].astype(x.dtype)
-        if config.type_vocab_size:  # a lookup outside a table returns NaN
-            x += self.token_type(token_types if config.type_vocab_size > 1 else jnp.zeros_like(token_types))
-        x = self.norm(x) if config.norm == "post" else x
-        x = dropout(x, config.hidden_dropout_prob, dropout_keys)
-        return self.projection(x) if config.projects_embeddings else x
+        """Returns the output of a layer, see `Residual`."""
+        for name, part, dropout in zip(("attention_norm", "output_norm"), parts, dropouts, strict=True):
+            x = norm(name).of_sum(x, *part(x), *dropout)
+        return x
+
+
+@dataclasses.dataclass(frozen=True)
+class PreNorm(Residual):
+    """A norm before each part: x + part(norm(x)) (Radford et al. 2019).
+
+    Attributes:
+      before_attention: whether there is a norm before the attention. The first layer of ModernBERT has no such norm,
+        because the embeddings end with a norm.
+    """
+
+    before_attention: bool = True
+
+    def __call__(
+        self, norm: Callable[[str], Normalize], x: Array, parts: tuple[Part, Part], dropouts: tuple[Dropout, Dropout]
+    ) -> Array:
+        """Returns the output of a layer, see `Residual`."""
+        attend, feed = parts
+        update = attend(self.attention_input(norm, x))
+        x, normalized = norm("output_norm").and_sum(x, *update, *dropouts[0])
+        return residual_sum(x, *feed(normalized), *dropouts[1])
+
+    def attention_input(self, norm: Callable[[str], Callable[[Array], Array]], x: Array) -> Array:
+        """Returns the normalized input."""
+        return norm("attention_norm")(x) if self.before_attention else x
+
+
+@dataclasses.dataclass(frozen=True)
+class SandwichNorm(Residual):
+    """A norm before and after each part: x + norm(part(norm(x))) (Ding et al. 2021; Gemma 2)."""
+
+    def __call__(
+        self, norm: Callable[[str], Normalize], x: Array, parts: tuple[Part, Part], dropouts: tuple[Dropout, Dropout]
+    ) -> Array:
+        """Returns the output of a layer, see `Residual`."""
+        attend, feed = parts
+        update = norm("attention_output_norm")(_sum(*attend(self.attention_input(norm, x))))
+        x, normalized = norm("output_norm").and_sum(x, update, None, *dropouts[0])
+        update = norm("feed_forward_output_norm")(_sum(*feed(normalized)))
+        return residual_sum(x, update, None, *dropouts[1])
+
+    def attention_input(self, norm: Callable[[str], Callable[[Array], Array]], x: Array) -> Array:
+        """Returns the normalized input."""
+        return norm("attention_norm")(x)
+
+
+def _sum(product: Array, bias: Array | None) -> Array:
+    return product if bias is None else product + bias.astype(product.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """The choices of a layer. Equal choices compare equal.
+
+    Attributes:
+      attention: the attention.
+      feed_forward: the feed-forward network.
+      norm: all norms of the layer.
+      residual: the places of the norms.
+      attention_output_dropout: the dropout rate of the output of the attention.
+      output_dropout: the dropout rate of the output of the feed-forward network.
+      positions: embeddings of positions that are added to the input of the layer (Al-Rfou et al. 2019); None: no
+        such embeddings.
+      shares_keys: whether all dropouts of the layer have the same key. False: each part has its keys.
+    """
+
+    attention: AttentionChoices
+    feed_forward: FeedForward
+    norm: Norm
+    residual: Residual = PostNorm()
+    attention_output_dropout: float = 0.0
+    output_dropout: float = 0.0
+    positions: PositionEmbeddings | None = None
+    shares_keys: bool = False
+
+    def flops(self, hidden: int, length: int) -> int:
+        """Returns the FLOPs of the matrix products for one row of `length` tokens."""
+        return self.attention.flops(hidden, length) + length * self.feed_forward.flops_per_token(hidden)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """The layers of an encoder. A scan runs over the repeated layers, whose params are stacked.
+
+    If all layers have the same choices, their params are stacked under the name `layers`. Otherwise the params have the
+    names `first`, `groups/layer_0`, `groups/layer_1`, ..., stacked over the groups, and `rest/layer_0`, ... for the
+    layers after the last whole group.
+
+    Attributes:
+      count: the number of layers.
+      group: the choices of consecutive layers, which repeat.
+      first: the choices of the first layer, if the group begins with the second layer; None: no such layer.
+      shared: the number of consecutive layers that share their params (ALBERT), for a group of one layer. It divides
+        `count`.
+      norm: the norm after the last layer; None: no norm.
+    """
+
+    count: int
+    group: tuple[Layer, ...]
+    first: Layer | None = None
+    shared: int = 1
+    norm: Norm | None = None
+
+    @classmethod
+    def of(cls, layers: Sequence[Layer], norm: Norm | None = None) -> "Layers":
+        """Returns layers with the shortest group that gives the choices of all `layers`."""
+        is_period = (n for n in range(1, len(layers) + 1) if all(x == layers[i % n] for i, x in enumerate(layers)))
+        return cls(len(layers), tuple(layers[: next(is_period)]), norm=norm)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all layers have the same choices."""
+        return self.first is None and len(self.group) == 1
+
+    @property
+    def stored(self) -> int:
+        """The number of layers that have params of their own."""
+        return self.count // self.shared
+
+    @property
+    def before_groups(self) -> int:
+        """The number of layers before the first group: 0 or 1."""
+        return 0 if self.first is None else 1
+
+    @property
+    def groups(self) -> int:
+        """The number of whole groups."""
+        return (self.count - self.before_groups) // len(self.group)
+
+    @property
+    def rest(self) -> tuple[Layer, ...]:
+        """The choices of the layers after the last whole group."""
+        return self.group[: (self.count - self.before_groups) % len(self.group)]
+
+    def __iter__(self) -> Iterator[Layer]:
+        """Yields the choices of each layer."""
+        if self.first is not None:
+            yield self.first
+        for number in range(self.count - self.before_groups):
+            yield self.group[number % len(self.group)]
+
+    def flops(self, hidden: int, length: int) -> int:
+        """Returns the FLOPs of the matrix products of all layers for one row of `length` tokens."""
+        return sum(layer.flops(hidden, length) for layer in self)
+
+    def stack(self, layers: Sequence[Any]) -> dict:
+        """Returns the params of the encoder's layers from the params of each layer that has params of its own."""
+
+        def stacked(some: Sequence[Any]) -> Any:
+            return jax.tree.map(lambda *arrays: np.stack(arrays), *some)
+
+        if self.is_uniform:
+            return {"layers": stacked(layers)}
+        period, start, stop = len(self.group), self.before_groups, self.before_groups + self.groups * len(self.group)
+        params: dict = {"first": layers[0]} if start else {}
+        if self.groups:
+            params["groups"] = {f"layer_{i}": stacked(layers[start + i : stop : period]) for i in range(period)}
+        if self.rest:
+            params["rest"] = {f"layer_{i}": layer for i, layer in enumerate(layers[stop:])}
+        return params
+
+    def unstack(self, encoder: dict) -> list[dict]:
+        """Returns the params of each layer that has params of its own, in order. The inverse of `stack`."""
+
+        def numbered(tree: Any, number: int) -> Any:
+            return jax.tree.map(lambda x: x[number], tree)
+
+        if self.is_uniform:
+            return [numbered(encoder["layers"], number) for number in range(self.stored)]
+        period = range(len(self.group))
+        return [
+            *([encoder["first"]] if self.before_groups else []),
+            *(numbered(encoder["groups"][f"layer_{i}"], number) for number in range(self.groups) for i in period),
+            *(encoder["rest"][f"layer_{i}"] for i in range(len(self.rest))),
+        ]
+
+    def by_layer(self, encoder: dict) -> list[dict]:
+        """Returns the params of each layer. Layers that share params are repeated."""
+        return [params for params in self.unstack(encoder) for _ in range(self.shared)]
+
+    def ids(self, path: Sequence[str]) -> np.ndarray | None:
+        """Returns the layer numbers of a param of the layers, see `ModelFamily.layer_ids`; None for other params.
+
+        The number of layers that share params is the number of the last of these layers.
+        """
+        name, *below = path
+        if name == "layers":
+            return self.shared * (1 + np.arange(self.stored))
+        if name == "first":
+            return np.array(1)
+        if name not in ("groups", "rest"):
+            return None
+        number = 1 + self.before_groups + int(below[0].removeprefix("layer_"))
+        period = len(self.group)
+        return number + (period * np.arange(self.groups) if name == "groups" else np.array(period * self.groups))
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and a two-layer feed-forward network, each followed by dropout, residual sum and LayerNorm.
+    """One layer.
 
-    With `norm="pre"` each part begins with the LayerNorm. With `positions="each_layer"` each layer adds position
-    embeddings to its input (Al-Rfou et al. 2019, section "Positional Embeddings").
+    Attributes:
+      config: the model config.
+      compute: the settings of the computation.
+      layer: the choices of the layer.
+      every_layer: whether the output of the layer is also an output of a scan.
     """
 
-    config: BertConfig
+    config: ModelConfig
     compute: Compute
-    every_layer: bool = False  # whether x is also an output of the scan
+    layer: Layer
+    every_layer: bool = False
 
     @nn.compact
     def __call__(
-        self,
-        x: Array,
-        number: Array,
-        cache: KeyValueCache | None,
-        segments: Array,
-        dropout_keys: Array | None,
-        positions: Any,
-        score_bias: Array | None,
+        self, x: Array, number: Any, cache: KeyValueCache | None, shared: Any, dropout_keys: Array | None
     ) -> tuple[Array, tuple[Array | None, KeyValueCache | None]]:
-        """Returns x `[batch, length, hidden]` for the next layer, and the outputs of the scan: x and the cache."""
-        config = self.config
-        if config.positions == "each_layer":
-            rows = config.position_offset + config.max_position_embeddings
-            table = Embedding(config, self.compute.dtype, rows, "positions", config.hidden_size, name="position")
-            x += table(positions + config.position_offset)
-        keys = [fold_in(fold_in(dropout_keys, number), site) for site in range(3)]
-        if not config.attention_output_dropout:
-            keys[1] = None
+        """Returns x `[batch, length, hidden]` after the layer; and the outputs of a scan: x or None, and the cache.
 
-        is_pre, rate = config.norm == "pre", config.hidden_dropout_prob
-        attention = SelfAttention(config, self.compute, name="attention")
-        attention_norm = LayerNorm(config, self.compute, name="attention_norm")
-        output_norm = LayerNorm(config, self.compute, name="output_norm")
+        Args:
+          x: `[batch, length, hidden]`.
+          number: the number of the layer, from 1.
+          cache: the keys and values of earlier tokens, or None.
+          shared: the inputs that all layers share.
+          dropout_keys: `[batch]`, or None.
+        """
+        config, compute, layer = self.config, self.compute, self.layer
+        if layer.positions is not None:
+            x += layer.positions.module(config, compute, config.hidden_size, "position")(shared.positions)
+        keys = fold_in(dropout_keys, number)
+        attention_keys, attended_keys, output_keys = (
+            [keys] * 3 if layer.shares_keys else [fold_in(keys, site) for site in range(3)]
+        )
+        attention = layer.attention.module(config, compute, "attention")
+        next_cache = cache
 
-        attended, bias, cache = attention(attention_norm(x) if is_pre else x, segments, keys[0], cache, score_bias)
-        if is_pre:
-            x, read = output_norm.and_sum(x, attended, bias, keys[1], rate)
-        else:
-            x = read = attention_norm.of_sum(x, attended, bias, keys[1])
+        def attend(x: Array) -> tuple[Array, Array | None]:
+            nonlocal next_cache
+            product, bias, next_cache = attention(x, shared, attention_keys, cache)
+            return product, bias
 
-        hidden, wide = (config.hidden_size,), (config.intermediate_size,)
-        inner = Dense(config, self.compute, hidden, wide, ("embed", "mlp"), name="intermediate")
-        output = Dense(config, self.compute, wide, hidden, ("mlp", "embed"), name="output")
+        def feed(x: Array) -> tuple[Array, Array | None]:
+            return layer.feed_forward(config, compute, x, output_keys)
 
-        def project(output: Any, activated: Any) -> Array:
-            return output.product(nn.with_logical_constraint(activated, ("batch", "length", "mlp")), keys[2])
+        def norm(name: str) -> Normalize:
+            return Normalize(layer.norm, config.hidden_size, compute, name=name)
 
-        def activate_and_project(output: Any, inner: Array) -> Array:
-            return project(output, ACTIVATIONS[config.hidden_act](inner))
+        rates = layer.attention_output_dropout, layer.output_dropout
+        keys_of_rates = zip((attended_keys, output_keys), rates)
+        dropouts = [Dropout(keys if rate else None, rate) for keys, rate in keys_of_rates]
+        x = layer.residual(norm, x, (attend, feed), (dropouts[0], dropouts[1]))
+        x = nn.with_logical_constraint(self.finish(x, number, shared), ("batch", "length", "embed"))
+        return x, (x if self.every_layer else None, next_cache)
 
-        if can_activate_on_gpu(self.compute, x.shape[1], *wide):
-            activated = gpu_activate(inner.product(read, keys[2]), inner.bias, config.hidden_act, self.compute.chip)
-            outer = project(output, activated)
-        else:
-            if has_kernels(self.compute.chip):
-                # The backward pass activates again: on TPUs this is faster than to write and read the result.
-                activate_and_project = nn.remat(activate_and_project, prevent_cse=self.compute.unroll)
-            outer = activate_and_project(output, inner(read, keys[2]))
-        if is_pre:
-            x = residual_sum(x, outer, output.bias, keys[2], rate)
-        else:
-            x = output_norm.of_sum(x, outer, output.bias, keys[2])
-        x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
-        return x, (x if self.every_layer else None, cache)
+    def finish(self, x: Array, number: Any, shared: Any) -> Array:
+        """Returns the output of the layer. A family may change it; the default is x `[batch, length, hidden]`."""
+        return x
+
+
+class SharedLayers(EncoderLayer):
+    """Consecutive layers that share params: a scan over layer numbers that reads the params of one layer.
+
+    The dropout of a layer depends on the number of the layer, so that layers with shared params have different masks.
+    """
+
+    @nn.compact
+    def __call__(self, x: Array, numbers: Array, *inputs: Any) -> tuple[Array, Any]:
+        """Returns x `[batch, length, hidden]` after the layers `numbers` `[layers]`, and the outputs of each layer.
+
+        The caches in `inputs` are stacked on `[layers]`, see `EncoderLayer`.
+        """
+        trains = inputs[-1] is not None
+        repeated = nn.scan(
+            recomputed(EncoderLayer.__call__, self.compute),
+            variable_broadcast="params",
+            split_rngs={"params": False},
+            in_axes=LAYER_AXES,
+            length=len(numbers),
+            unroll=len(numbers) if self.compute.unroll and trains else 1,
+        )
+        return repeated(self, x, numbers, *inputs)
+
+
+class LayerGroup(nn.Module):
+    """Consecutive layers with different choices.
+
+    Attributes:
+      config: the model config.
+      compute: the settings of the computation.
+      layers: the choices of the layers.
+      layer_class: the class of a layer.
+      every_layer: whether the outputs of all layers are outputs of a scan.
+    """
+
+    config: ModelConfig
+    compute: Compute
+    layers: tuple[Layer, ...]
+    layer_class: type[EncoderLayer] = EncoderLayer
+    every_layer: bool = False
+
+    @nn.compact
+    def __call__(
+        self, x: Array, number: Any, cache: None, shared: Any, dropout_keys: Array | None
+    ) -> tuple[Array, tuple[Array | None, None]]:
+        """Returns x after the layers; and their outputs `[layers, batch, length, hidden]` with `every_layer`.
+
+        `number` is the number of the first layer. For other arguments see `EncoderLayer`.
+        """
+        states = []
+        make = recomputed(self.layer_class, self.compute)
+        for i, layer in enumerate(self.layers):
+            x, _ = make(self.config, self.compute, layer, name=f"layer_{i}")(x, number + i, cache, shared, dropout_keys)
+            states.append(x)
+        return x, (jnp.stack(states) if self.every_layer else None, None)
 
 
 def recomputed(layer: Callable[..., Any], compute: Compute) -> Callable[..., Any]:
@@ -227,27 +416,36 @@ def scan_layers(
 
 
 # The axes of the inputs of `EncoderLayer` after x, in a scan over layers.
-LAYER_AXES = (0, 0, *[nn.broadcast] * 4)
+LAYER_AXES = (0, 0, nn.broadcast, nn.broadcast)
 
 
 class Encoder(nn.Module):
-    """`num_hidden_layers` layers, a scan that training may unroll: params are stacked on a leading `layers` axis."""
+    """The layers and the final norm of an encoder. A family with other layers overrides the methods.
 
-    config: BertConfig
+    Attributes:
+      config: the model config.
+      compute: the settings of the computation.
+      layers: the choices of all layers.
+    """
+
+    config: ModelConfig
     compute: Compute
+    layers: Layers
 
-    def make_layers(self, every_layer: bool, trains: bool) -> Callable[..., Any]:
-        """Returns the layers, a function of the arguments of `EncoderLayer` with numbers and caches `[layers, ...]`.
+    def layer_class(self) -> type[EncoderLayer]:
+        """Returns the class of a layer."""
+        return EncoderLayer
 
-        The function returns x for the next layer, and the outputs of all layers on a leading axis.
-
-        Args:
-          every_layer: whether the hidden states of all layers are among the outputs.
-          trains: whether the program trains.
-        """
-        layer, count = recomputed(EncoderLayer, self.compute), self.config.num_hidden_layers
-        make = scan_layers(layer, count, LAYER_AXES, self.compute, trains)
-        return make(self.config, self.compute, every_layer, name="layers")
+    def shared_inputs(
+        self,
+        x: Array,
+        segments: Array,
+        positions: Array | None,
+        score_bias: Array | None = None,
+        dropout_keys: Array | None = None,
+    ) -> Any:
+        """Returns the inputs that all layers share; the default is `SharedInputs`. Arguments as in `__call__`."""
+        return shared_inputs(self.layers, segments, positions, score_bias)
 
     @nn.compact
     def __call__(
@@ -265,19 +463,78 @@ class Encoder(nn.Module):
 
         Args:
           x: `[batch, length, hidden]`.
-          segments: `[batch, length]`; with a cache the positions of the tokens, see `SelfAttention`.
+          segments: `[batch, length]`; with a cache the positions of the tokens, see `SharedInputs`.
           dropout_keys: `[batch]`; None: no dropout.
-          positions: `[batch, length]`, for `positions="each_layer"`.
+          positions: `[batch, length]`, for layers that read positions.
           every_layer: whether to return `[layers, batch, length, hidden]` instead of `[batch, length, hidden]`.
           cache: a cache whose arrays are stacked on `[layers]`. With a cache, the next cache is also returned.
-          score_bias: a term of the attention scores of all layers, see `SelfAttention`.
+          score_bias: a term of the attention scores of all layers, see `SharedInputs`.
         """
-        layers = self.make_layers(every_layer, dropout_keys is not None)
-        numbers = jnp.arange(1, self.config.num_hidden_layers + 1)  # 0 is the embeddings' dropout
-        last, (states, cache) = layers(x, numbers, cache, segments, dropout_keys, positions, score_bias)
-        if self.config.norm == "pre":
-            last = LayerNorm(self.config, self.compute, name="norm")(last)
-            states = states.at[-1].set(last) if every_layer else None
+        config, layers, states = self.config, self.layers, []
+        inputs = self.shared_inputs(x, segments, positions, score_bias, dropout_keys), dropout_keys
+        if layers.is_uniform:
+            x, (outputs, cache) = self._repeated(x, every_layer, cache, *inputs)
+            states.append(outputs)
+        else:
+            single = self.layer_class()
+            if layers.first is not None:
+                x, _ = recomputed(single, self.compute)(config, self.compute, layers.first, name="first")(
+                    x, 1, None, *inputs
+                )
+                states.append(x[None])
+            if layers.groups:
+                period = len(layers.group)
+                make = scan_layers(LayerGroup, layers.groups, LAYER_AXES, self.compute, dropout_keys is not None)
+                groups = make(config, self.compute, layers.group, single, every_layer, name="groups")
+                numbers = 1 + layers.before_groups + period * jnp.arange(layers.groups)
+                x, (outputs, _) = groups(x, numbers, None, *inputs)
+                states.append(outputs.reshape(-1, *x.shape) if every_layer else outputs)
+            if layers.rest:
+                rest = LayerGroup(config, self.compute, layers.rest, single, every_layer, name="rest")
+                x, (outputs, _) = rest(x, 1 + layers.count - len(layers.rest), None, *inputs)
+                states.append(outputs)
+        if layers.norm is not None:
+            x = Normalize(layers.norm, config.hidden_size, self.compute, name="norm")(x)
         if cache is not None:
-            return last, cache
-        return states if every_layer else last
+            return x, cache
+        if not every_layer:
+            return x
+        all_states = states[0] if len(states) == 1 else jnp.concatenate(states)
+        return all_states if layers.norm is None else all_states.at[-1].set(x)
+
+    def _repeated(
+        self, x: Array, every_layer: bool, cache: KeyValueCache | None, shared: Any, dropout_keys: Array | None
+    ) -> tuple[Array, Any]:
+        """Applies layers with the same choices. Layers that share params are a scan inside of the scan."""
+        layers, numbers = self.layers, jnp.arange(1, self.layers.count + 1)  # 0 is the embeddings' dropout
+        is_shared = layers.shared > 1
+        single: Any = SharedLayers if is_shared else recomputed(self.layer_class(), self.compute)
+        make = scan_layers(single, layers.stored, LAYER_AXES, self.compute, dropout_keys is not None)
+        repeated = make(self.config, self.compute, layers.group[0], every_layer, name="layers")
+        if not is_shared:
+            return repeated(x, numbers, cache, shared, dropout_keys)
+        grouped = jax.tree.map(lambda a: a.reshape(layers.stored, -1, *a.shape[1:]), (numbers, cache))
+        last, outputs = repeated(x, *grouped, shared, dropout_keys)
+        return last, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), outputs)
+
+
+def shared_inputs(
+    layers: Layers, segments: Array, positions: Array | None, score_bias: Array | None = None
+) -> SharedInputs:
+    """Returns the inputs that all layers share.
+
+    Args:
+      layers: the choices of the layers.
+      segments: `[batch, length]`; with a cache the positions of the tokens, see `SharedInputs`.
+      positions: `[batch, length]`.
+      score_bias: a term of the attention scores, see `SharedInputs`.
+    """
+    rotations = {}
+    for layer in layers:
+        if isinstance(layer.attention, Attention) and layer.attention.rotary is not None and positions is not None:
+            rotary, size = layer.attention.rotary, layer.attention.head_size
+            if repr(rotary) not in rotations:
+                factor = 1.0 if rotary.scaling is None else rotary.scaling.factor_of_sines
+                rotations[repr(rotary)] = rotation(positions, rotary.frequencies(size), factor)
+    reads_positions = any(layer.positions is not None for layer in layers)
+    return SharedInputs(segments, positions if reads_positions else None, rotations or None, score_bias)

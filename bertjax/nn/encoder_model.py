@@ -1,5 +1,6 @@
 """The base class of the encoders of all families: from token ids to hidden states and a pooled output."""
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -8,9 +9,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.config.model_config import BertConfig, Compute, ModelConfig
-from bertjax.nn.encoder import Embeddings
-from bertjax.nn.heads import Pooler
-from bertjax.nn.ops.dropout import fold_in
+from bertjax.nn.architecture import Architecture
+from bertjax.nn.embeddings import TokenEmbeddings, embeddings_of
+from bertjax.nn.encoder import Encoder, Layer
+from bertjax.nn.heads import PooledStates, Pooler, TransformStates, states_of_tokens
+from bertjax.nn.norm import Normalize
+from bertjax.nn.ops.dropout import dropout, fold_in
+from bertjax.nn.ops.plain_attention import KeyValueCache
+from bertjax.nn.ops.segments import last_tokens, mean_of_segments
 
 
 class EncoderModel(nn.Module):
@@ -30,7 +36,7 @@ class EncoderModel(nn.Module):
 
     def make_embeddings(self) -> Any:
         """Returns the embeddings, a module that `embed` calls. The default has the embeddings of BERT."""
-        return Embeddings(cast(BertConfig, self.config), self.compute)
+        return TokenEmbeddings(self.config, self.compute, embeddings_of(cast(BertConfig, self.config)))
 
     def make_layers(self) -> Any:
         """Returns the layers, a module that `apply_layers` calls.
@@ -183,23 +189,6 @@ class EncoderModel(nn.Module):
         return self.pooler(hidden, first_tokens)
 
 
-class RotaryModel(EncoderModel):
-    """The base class of encoders without token types, whose positions rotate queries and keys.
-
-    The embeddings take ids only. The layers take the positions `[batch, length]` as the second argument.
-    """
-
-    def embed(self, input_ids: Array, token_types: Array, positions: Array, dropout_keys: Array | None) -> Array:
-        """Returns the embeddings of token ids `[batch, length, hidden]`."""
-        return self.embeddings(input_ids)
-
-    def apply_layers(
-        self, x: Array, positions: Array, segments: Array, dropout_keys: Array | None, every_layer: bool
-    ) -> Array:
-        """Returns the hidden states after the layers."""
-        return self.encoder(x, positions, segments, dropout_keys, every_layer=every_layer)
-
-
 def layer_inputs(model: EncoderModel, params: dict, ids: Array, segments: Array, token_types: Array) -> Array:
     """Returns the inputs of all layers `[layers, batch, length, hidden]`.
 
@@ -212,3 +201,116 @@ def layer_inputs(model: EncoderModel, params: dict, ids: Array, segments: Array,
     """
     states = model.apply({"params": params}, ids, segments, token_types, every_layer=True, method="encode")
     return jnp.asarray(states)[:-1]
+
+
+class TransformerModel(EncoderModel):
+    """A Transformer encoder with the choices of an `Architecture`.
+
+    A family with other layers overrides `make_layers`.
+
+    Attributes:
+      config: the model config.
+      compute: the settings of the computation.
+      architecture: the choices.
+    """
+
+    architecture: Architecture = dataclasses.field(kw_only=True)
+
+    def setup(self) -> None:
+        """Builds the submodules, and the params of the term of the attention scores."""
+        super().setup()
+        bias = self.architecture.score_bias
+        self.score_table = None if bias is None else bias.table(self, self.config)
+
+    def make_embeddings(self) -> nn.Module:
+        """Returns the embeddings."""
+        return TokenEmbeddings(self.config, self.compute, self.architecture.embeddings)
+
+    def make_layers(self) -> Encoder:
+        """Returns the layers."""
+        return Encoder(self.config, self.compute, self.architecture.layers)
+
+    def make_pooler(self) -> nn.Module:
+        """Returns the pooler."""
+        return TransformStates(self.config, self.compute, self.architecture.pooling.transform)
+
+    def apply_layers(
+        self, x: Array, positions: Array, segments: Array, dropout_keys: Array | None, every_layer: bool
+    ) -> Array:
+        """Returns the hidden states after the layers."""
+        bias = self.score_bias(x.shape[1])
+        return self.encoder(x, segments, dropout_keys, positions, every_layer=every_layer, score_bias=bias)
+
+    def score_bias(self, length: int) -> Array | None:
+        """Returns a term of the attention scores of all layers, float32 `[heads, queries, keys]`; None: no term."""
+        bias = self.architecture.score_bias
+        return None if bias is None else bias.scores(self.score_table, self.config.num_attention_heads, length)
+
+    def pooler_input(self, hidden: Array, dropout_keys: Array | None) -> Array:
+        """Returns the hidden states with the dropout before the pooler."""
+        # `heads.Classifier` uses the keys without the second `fold_in` for its dropout.
+        keys = fold_in(fold_in(dropout_keys, self.config.num_hidden_layers + 1), 0)
+        return dropout(hidden, self.architecture.pooling.dropout, keys)
+
+    def pool(self, hidden: Array, segments: Array, first_tokens: Array | None) -> Array:
+        """Returns the pooled output, see `Pooling`."""
+        states = self.architecture.pooling.states
+        if states in (PooledStates.FIRST, PooledStates.LAST):
+            tokens = last_tokens(segments, first_tokens) if states == PooledStates.LAST else first_tokens
+            return self.pooler(states_of_tokens(hidden, tokens))
+        firsts = jnp.zeros((hidden.shape[0], 1), jnp.int32) if first_tokens is None else first_tokens
+        # The mean of logits is the logits of the mean: the transformed states are averaged before the classifier.
+        if states == PooledStates.EVERY:
+            pooled = mean_of_segments(self.pooler(hidden), segments, firsts)
+        else:
+            pooled = self.pooler(mean_of_segments(hidden, segments, firsts))
+        return pooled[:, 0] if first_tokens is None else pooled
+
+    def token_states(self, hidden: Array) -> Array:
+        """Returns the input of a token classifier, `[batch, length, hidden]`."""
+        return self.pooler(hidden) if self.architecture.pooling.transforms_tokens else hidden
+
+    def decode(self, input_ids: Array, positions: Array, cache: KeyValueCache) -> tuple[Array, KeyValueCache]:
+        """Runs a causal model on tokens that follow the tokens in a cache.
+
+        Args:
+          input_ids: `[batch, length]`.
+          positions: consecutive positions `[length]`, equal in all rows.
+          cache: keys and values of the earlier tokens, see `Decodes.new_cache`.
+
+        Returns:
+          Hidden states `[batch, length, hidden]`, and the cache with the new tokens added.
+        """
+        row_positions = jnp.broadcast_to(positions, input_ids.shape)
+        x = self.embeddings(input_ids, jnp.zeros_like(input_ids), row_positions)
+        return self.encoder(x, positions, positions=row_positions, cache=cache)
+
+    def shared_inputs(self, input_ids: Array, segments: Array, token_types: Array) -> Any:
+        """Returns the inputs that all layers share, without dropout; arguments as in `encode`."""
+        positions = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
+        x = self.embed(input_ids, token_types, positions, None)
+        return self.encoder.shared_inputs(x, segments, positions, self.score_bias(input_ids.shape[1]))
+
+    @nn.nowrap
+    def attention_probabilities(self, params: dict, ids: Array, segments: Array, token_types: Array) -> Array:
+        """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
+        config, compute, layers = self.config, Compute(), self.architecture.layers
+        model = self.clone(compute=compute)
+        inputs = layer_inputs(model, params, ids, segments, token_types)
+        shared = model.apply({"params": params}, ids, segments, token_types, method="shared_inputs")
+
+        def of_layer(layer: Layer, params: dict, x: Array) -> Array:
+            if layer.positions is not None:
+                table = layer.positions.module(config, compute, config.hidden_size, "position")
+                x = x + cast(Array, table.apply({"params": params["position"]}, cast(Any, shared).positions))
+
+            def norm(name: str) -> Any:
+                normalize = Normalize(layer.norm, config.hidden_size, compute)
+                return lambda x: normalize.apply({"params": params[name]}, x)
+
+            attention = layer.attention.module(config, compute)
+            variables, x = {"params": params["attention"]}, layer.residual.attention_input(norm, x)
+            return cast(Array, attention.apply(variables, x, shared, method="probabilities"))[0]
+
+        by_layer = zip(layers, layers.by_layer(params["encoder"]), inputs, strict=True)
+        return jnp.stack([of_layer(*arguments) for arguments in by_layer])

@@ -1,6 +1,8 @@
 """The heads on top of the encoder."""
 
-from collections.abc import Callable
+import abc
+import dataclasses
+import enum
 from typing import Any
 
 import flax.linen as nn
@@ -8,18 +10,19 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.config.model_config import Compute, ModelConfig
-from bertjax.nn.attention import Dense, LayerNorm, partitioned
-from bertjax.nn.encoder import ACTIVATIONS, Embedding
+from bertjax.nn.activations import ACTIVATIONS
+from bertjax.nn.dense import Dense, partitioned
+from bertjax.nn.embedding_table import Embedding
+from bertjax.nn.norm import LayerNorm, Norm, Normalize
 from bertjax.nn.ops.dropout import dropout, fold_in
 from bertjax.nn.ops.matmul import project
 
 
 class Pooler(nn.Module):
-    """Returns activation(W h + b) for the state h of some tokens."""
+    """Returns tanh(W h + b) for the state h of some tokens."""
 
     config: ModelConfig
     compute: Compute
-    activation: Callable = jnp.tanh
 
     @nn.compact
     def __call__(self, hidden: Array, tokens: Array | None = None) -> Array:
@@ -27,26 +30,145 @@ class Pooler(nn.Module):
 
         With `tokens` `[batch]` or `[batch, examples]` -> `[batch, hidden]` or `[batch, examples, hidden]`.
         """
-        size = self.config.hidden_size
-        if tokens is None:
-            first = hidden[:, 0]
-        else:
-            first = jnp.take_along_axis(hidden, tokens.reshape(tokens.shape[0], -1)[:, :, None], axis=1)
-            first = first.reshape(*tokens.shape, size)
-        dense = Dense(self.config, self.compute, (size,), (size,), ("embed", None), name="dense")
-        return self.activation(dense(first))
+        size = (self.config.hidden_size,)
+        dense = Dense(self.config, self.compute, size, size, ("embed", None), name="dense")
+        return jnp.tanh(dense(states_of_tokens(hidden, tokens)))
+
+
+def states_of_tokens(hidden: Array, tokens: Array | None) -> Array:
+    """Returns the hidden states of some tokens.
+
+    Args:
+      hidden: `[batch, length, hidden]`.
+      tokens: `[batch]` or `[batch, examples]`; None: the first token of each row.
+
+    Returns:
+      `[batch, hidden]` or `[batch, examples, hidden]`.
+    """
+    if tokens is None:
+        return hidden[:, 0]
+    states = jnp.take_along_axis(hidden, tokens.reshape(tokens.shape[0], -1)[:, :, None], axis=1)
+    return states.reshape(*tokens.shape, hidden.shape[-1])
+
+
+class Transform(abc.ABC):
+    """The layers of a head before its last layer. Equal transforms compare equal."""
+
+    @abc.abstractmethod
+    def __call__(self, config: ModelConfig, compute: Compute, hidden: Array, size: int) -> Array:
+        """Returns the transformed states `[..., size]`.
+
+        The layers belong to the module whose compact method calls this function.
+
+        Args:
+          config: the model config.
+          compute: the dtypes.
+          hidden: `[..., hidden]`.
+          size: the size of the results.
+        """
+
+    @abc.abstractmethod
+    def flops(self, hidden: int, size: int) -> int:
+        """Returns the FLOPs of the matrix products for one state of the size `hidden`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseTransform(Transform):
+    """A dense layer, an activation, and a norm.
+
+    Attributes:
+      activation: a key of `ACTIVATIONS`.
+      norm: the norm; None: no norm.
+      bias: whether the dense layer has a bias.
+      init_scale: multiplies the standard deviation of the initial values of the dense layer.
+    """
+
+    activation: str
+    norm: Norm | None = None
+    bias: bool = True
+    init_scale: float = 1.0
+
+    def __call__(self, config: ModelConfig, compute: Compute, hidden: Array, size: int) -> Array:
+        """Returns norm(activation(W h + b)), see `Transform`. The params are `dense` and `norm`."""
+        settings = hidden.shape[-1:], (size,), ("embed", None), self.bias, self.init_scale
+        hidden = ACTIVATIONS[self.activation](Dense(config, compute, *settings, name="dense")(hidden))
+        return hidden if self.norm is None else Normalize(self.norm, size, compute, name="norm")(hidden)
+
+    def flops(self, hidden: int, size: int) -> int:
+        """Returns the FLOPs of the dense layer."""
+        return 2 * hidden * size
+
+
+def dense_transform(config: Any) -> DenseTransform:
+    """Returns the transform of BERT's head for words, with the activation and the LayerNorm of a model config."""
+    norm = LayerNorm(config.layer_norm_eps, config.bias)
+    return DenseTransform(config.hidden_act, norm, config.bias, config.output_init_scale)
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoLayerTransform(Transform):
+    """Two dense layers without biases, each with an activation (UltraBERT).
+
+    Attributes:
+      size: the size of the states between the layers.
+      activation: a key of `ACTIVATIONS`.
+    """
+
+    size: int
+    activation: str
+
+    def __call__(self, config: ModelConfig, compute: Compute, hidden: Array, size: int) -> Array:
+        """Returns the transformed states, see `Transform`. The params are `dense` and `second_dense`."""
+        for name, width in (("dense", self.size), ("second_dense", size)):
+            settings = hidden.shape[-1:], (width,), ("embed", None), False
+            hidden = ACTIVATIONS[self.activation](Dense(config, compute, *settings, name=name)(hidden))
+        return hidden
+
+    def flops(self, hidden: int, size: int) -> int:
+        """Returns the FLOPs of both dense layers."""
+        return 2 * self.size * (hidden + size)
+
+
+@dataclasses.dataclass(frozen=True)
+class WordHead:
+    """The choices of the head that predicts words.
+
+    Attributes:
+      transform: the layers before the decoder; None: no layers.
+      bias: whether the logits have a bias.
+      tied: whether the decoder is the table of word embeddings. False: a separate table.
+    """
+
+    transform: Transform | None
+    bias: bool = True
+    tied: bool = True
+
+    @property
+    def has_params(self) -> bool:
+        """Whether the head has params of its own."""
+        return self.transform is not None or self.bias or not self.tied
+
+    def flops(self, config: ModelConfig, predictions: int) -> int:
+        """Returns the FLOPs of the matrix products of `predictions` logits in a forward pass (2 per multiply-add)."""
+        size = config.embedding_size
+        transform = 0 if self.transform is None else self.transform.flops(config.hidden_size, size)
+        return predictions * (transform + 2 * size * config.padded_vocab_size)
+
+
+def word_head_of(config: Any) -> WordHead:
+    """Returns the choices of BERT's head for words, from the field `output` of a model config."""
+    return {
+        "transform": WordHead(dense_transform(config), tied=config.tie_word_embeddings),
+        "plain": WordHead(None, bias=False, tied=config.tie_word_embeddings),
+    }[config.output]
 
 
 class MaskedLanguageModelHead(nn.Module):
-    """Predicts the words at masked positions.
-
-    The head is a dense layer (to the embedding size), activation, LayerNorm, and a decoder with a bias. The decoder is
-    tied to the word embeddings, or a separate table without `config.tie_word_embeddings`. With `config.output` "bias"
-    the head is the decoder with the bias, and with "plain" the decoder without the bias.
-    """
+    """Predicts the words at some positions: a transform to the embedding size, and a decoder."""
 
     config: ModelConfig
     compute: Compute
+    choices: WordHead
 
     @nn.compact
     def __call__(self, hidden: Array, masked_positions: Array, word_embeddings: Array) -> Array:
@@ -57,21 +179,18 @@ class MaskedLanguageModelHead(nn.Module):
           masked_positions: `[batch, predictions]`.
           word_embeddings: `[padded vocab, embedding_size]`.
         """
-        config = self.config
+        config, compute, choices = self.config, self.compute, self.choices
         hidden = jnp.take_along_axis(hidden, masked_positions[:, :, None], axis=1)
+        if choices.transform is not None:
+            hidden = choices.transform(config, compute, hidden, config.embedding_size)
         bias = 0.0
-        if config.output == "transform":
-            size = config.embedding_size
-            dense = ((config.hidden_size,), (size,), ("embed", None), config.bias, config.output_init_scale)
-            hidden = ACTIVATIONS[config.hidden_act](Dense(config, self.compute, *dense, name="dense")(hidden))
-            hidden = LayerNorm(config, self.compute, config.bias, size, name="norm")(hidden)
-        if config.output != "plain":
+        if choices.bias:
             bias_init = partitioned(nn.initializers.zeros, ("vocab",))
             bias = self.param("bias", bias_init, (config.padded_vocab_size,))
-        if not config.tie_word_embeddings:
-            decoder = Embedding(config, self.compute.dtype, config.padded_vocab_size, "vocab", name="decoder")
+        if not choices.tied:
+            decoder = Embedding(config, compute.dtype, config.padded_vocab_size, "vocab", name="decoder")
             word_embeddings = decoder.embedding
-        return decoded(hidden, word_embeddings, bias, config, self.compute)
+        return decoded(hidden, word_embeddings, bias, config, compute)
 
 
 def decoded(hidden: Array, table: Array, bias: Any, config: ModelConfig, compute: Compute) -> Array:
@@ -93,10 +212,52 @@ def decoded(hidden: Array, table: Array, bias: Any, config: ModelConfig, compute
     return jnp.where(is_token, logits + bias, jnp.finfo(jnp.float32).min)
 
 
-def word_flops(config: ModelConfig, predictions: int) -> int:
-    """Returns the matrix-multiply FLOPs of the logits of words in a forward pass (2 per multiply-add)."""
-    transform = config.hidden_size if config.output == "transform" else 0
-    return 2 * predictions * config.embedding_size * (transform + config.padded_vocab_size)
+class PooledStates(enum.Enum):
+    """The states of a text that the pooled output is computed from.
+
+    Attributes:
+      FIRST: the state of the first token.
+      LAST: the state of the last token.
+      MEAN: the mean state.
+      EVERY: all states; the pooled output is the mean of the transformed states.
+    """
+
+    FIRST = "first"
+    LAST = "last"
+    MEAN = "mean"
+    EVERY = "every"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pooling:
+    """The choices of the pooled output, the input of a classifier of texts.
+
+    Attributes:
+      transform: the layers of the pooler; None: no layers.
+      states: the states that the pooled output is computed from.
+      dropout: the dropout rate of the states, for texts.
+      transforms_tokens: whether the pooler also transforms the input of a classifier of tokens.
+    """
+
+    transform: Transform | None = DenseTransform("tanh")
+    states: PooledStates = PooledStates.FIRST
+    dropout: float = 0.0
+    transforms_tokens: bool = False
+
+
+class TransformStates(nn.Module):
+    """A transform as a module."""
+
+    config: ModelConfig
+    compute: Compute
+    transform: Transform | None
+
+    @nn.compact
+    def __call__(self, hidden: Array) -> Array:
+        """`[..., hidden]` -> `[..., hidden]`."""
+        if self.transform is None:
+            return hidden
+        return self.transform(self.config, self.compute, hidden, self.config.hidden_size)
 
 
 def pooled_flops(config: ModelConfig, outputs: int, classes: int = 2) -> int:

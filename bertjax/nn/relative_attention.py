@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.config.model_config import Compute, ModelConfig
-from bertjax.nn.attention import Dense, partitioned
+from bertjax.nn.dense import Dense, partitioned
 from bertjax.nn.ops.dropout import dropout
 from bertjax.nn.ops.plain_attention import KeyValueCache
 

@@ -149,12 +149,10 @@ class Generator(MaskedLM, JointModel):
 
     def flops(self, config: BertConfig, row: RowSize) -> int:
         """Returns the FLOPs of the generator."""
-        from bertjax.nn.heads import word_flops
-
         generator = self.model_config(config)
-        return families.family_of(generator).forward_flops(generator, row.tokens) + word_flops(
-            generator, row.predictions
-        )
+        family = families.family_of(generator)
+        words = family.word_head(generator).flops(generator, row.predictions)
+        return family.forward_flops(generator, row.tokens) + words
 
     def validate(self, config: "ConfigDict") -> None:
         """Checks that the sum contains `replaced`, and that the family supports a model of the generator's sizes."""

@@ -21,8 +21,8 @@ from bertjax.config.model_config import BertConfig, Compute
 from bertjax.distributed.mesh import make_mesh
 from bertjax.distributed.topology import accelerator
 from bertjax.launch.start import kind_of
-from bertjax.nn.attention import LayerNorm
 from bertjax.nn.kernels.gpu_attention import gpu_attention
+from bertjax.nn.norm import LayerNorm, Normalize
 from bertjax.nn.ops.plain_attention import plain_attention
 from bertjax.planner.hlo import KINDS, HloModule, instruction_of
 from bertjax.planner.roofline import COLLECTIVES, roofline
@@ -140,12 +140,12 @@ def norm() -> list[list[str]]:
         shapes += (((TOKENS // 512, 2), jnp.uint32),)
         arrays = [jax.ShapeDtypeStruct(*shape, sharding=on_device) for shape in shapes]
         for name, kind in (("kernel", target.generation.kind), ("XLA", "")):
-            module = LayerNorm(config, Compute("bfloat16", "bfloat16", chip=kind))
+            module = Normalize(LayerNorm(config.layer_norm_eps), HIDDEN, Compute("bfloat16", "bfloat16", chip=kind))
 
             def run(x, update, update_bias, scale, bias, words, module=module):
                 keys = jax.random.wrap_key_data(words, impl="threefry2x32")
                 params = {"params": {"scale": scale, "bias": bias}}
-                return module.apply(params, x, update, update_bias, keys, method="of_sum")
+                return module.apply(params, x, update, update_bias, keys, config.hidden_dropout_prob, method="of_sum")
 
             rows.append([chip, name, *measured(run, arrays, (0, 1, 2, 3, 4), target)])
     return rows

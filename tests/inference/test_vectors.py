@@ -15,7 +15,7 @@ from bertjax.inference.hidden_states import compute_hidden_states
 from bertjax.inference.quantization import Quantizer, read_ranges
 from bertjax.inference.text_embedding import PooledStatesEmbedder
 from bertjax.interop import conversion, pretrained
-from bertjax.models.bert.model import BertModel
+from bertjax.models.families import encoder_of
 from tests.conftest import TOPICS
 from tests.interop.test_golden import edit
 from tests.markers import slow_case
@@ -52,7 +52,7 @@ def make(compiled, monkeypatch):
 @pytest.mark.parametrize("pool", ["mean", slow_case("cls"), "last"])
 def test_vectors_are_pooled_hidden_states(source, pool):
     vectors, cut = PooledStatesEmbedder(source, "sum_all", pool)(TEXTS)
-    model, params = BertModel(source.config), source.params["bert"]
+    model, params = encoder_of(source.config), source.params["bert"]
     states = compute_hidden_states(model, params, source.tokenizer, TEXTS, "sum_all")
     pooled = {"mean": lambda x: x.mean(0), "cls": lambda x: x[0], "last": lambda x: x[-1]}[pool]
     np.testing.assert_allclose(vectors, list(map(pooled, states)), atol=1e-5)
@@ -62,7 +62,7 @@ def test_vectors_are_pooled_hidden_states(source, pool):
 def test_mask_tokens_in_texts_are_encoded_as_mask_tokens(source, compiled):
     masked, plain = compiled(["a [MASK]", "a mask"])[0]
     (states,) = compute_hidden_states(
-        BertModel(source.config), source.params["bert"], source.tokenizer, ["a [MASK]"], "last"
+        encoder_of(source.config), source.params["bert"], source.tokenizer, ["a [MASK]"], "last"
     )
     assert len(states) == 4 and np.abs(masked - states.mean(0)).max() < 1e-5 < np.abs(masked - plain).max()
 

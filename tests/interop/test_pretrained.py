@@ -16,8 +16,7 @@ from bertjax.inference import hidden_states
 from bertjax.inference.fill_mask import fill_masks
 from bertjax.inference.hidden_states import compute_hidden_states
 from bertjax.interop import huggingface, initialization, pretrained
-from bertjax.models.bert.model import BertModel
-from bertjax.models.families import model_fields
+from bertjax.models.families import encoder_of, model_fields
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS
 from bertjax.training.step import Program
@@ -158,7 +157,7 @@ TEXTS = ["the captain saw a whale .", "storm", "the ship " * 30, "left and staye
 @pytest.mark.slow
 def test_hidden_states_are_the_layers_of_the_paper(golden):
     """The expected states are computed from single texts."""
-    model, tokenizer = BertModel(dataclasses.replace(golden.config, num_hidden_layers=5)), golden.tokenizer
+    model, tokenizer = encoder_of(dataclasses.replace(golden.config, num_hidden_layers=5)), golden.tokenizer
     params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), *3 * [np.ones((1, 24), np.int32)])["params"])
     encode = jax.jit(lambda *x: model.apply({"params": params}, *x, every_layer=True, method="encode")[:, 0])
     hidden = {
@@ -181,7 +180,7 @@ def test_hidden_states_are_the_layers_of_the_paper(golden):
 
 
 def test_features_are_written_in_chunks(golden, tmp_path, monkeypatch):
-    model, params, path = BertModel(golden.config), golden.params["bert"], tmp_path / "new/f.npz"
+    model, params, path = encoder_of(golden.config), golden.params["bert"], tmp_path / "new/f.npz"
     texts = [*TEXTS, ""] * 9
     monkeypatch.setattr(hidden_states, "PORTION", 100)
     arguments = (model, params, golden.tokenizer)

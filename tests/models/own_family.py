@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from bertjax.config.model_config import BertConfig, Compute, field
 from bertjax.models.family import ModelFamily, infer_embeddings_config
-from bertjax.nn.attention import Dense, LayerNorm
-from bertjax.nn.encoder import ACTIVATIONS
+from bertjax.nn.activations import ACTIVATIONS
+from bertjax.nn.dense import Dense
 from bertjax.nn.encoder_model import EncoderModel
+from bertjax.nn.norm import layer_norm
 from bertjax.nn.ops.dropout import dropout, fold_in
 
 
@@ -33,7 +34,7 @@ class Mixer(nn.Module):
         most, is_token = config.max_position_embeddings, (segments > 0)[..., None]
         for layer in range(config.num_hidden_layers):
             mix = Dense(config, self.compute, (most,), (most,), (None, None), name=f"mix_{layer}")
-            read = LayerNorm(config, self.compute, name=f"norm_{layer}")(x)
+            read = layer_norm(config, self.compute, f"norm_{layer}")(x)
             read = jnp.swapaxes(jnp.where(is_token, ACTIVATIONS[config.mixing_act](read), 0), 1, 2)
             mixed = mix(jnp.pad(read, ((0, 0), (0, 0), (0, most - length))))[..., :length]
             keys = fold_in(dropout_keys, layer + 1)

@@ -10,9 +10,8 @@ import pytest
 from bertjax.config.model_config import Compute
 from bertjax.models.albert.config import AlbertConfig
 from bertjax.models.albert.family import FAMILY
-from bertjax.models.albert.model import AlbertModel
 from bertjax.models.electra.config import ElectraConfig
-from bertjax.models.electra.model import ElectraModel
+from bertjax.models.families import encoder_of
 from bertjax.models.heads import BertForMaskedLM
 from tests.models.test_modernbert import random_params
 from tests.nn.reference import packed
@@ -27,7 +26,7 @@ SIZES = dict(
 def test_shared_layers_equal_separate_layers_with_equal_params(groups):
     """Compares states of packed rows with dropout. The gradient of a group is the sum over its layers."""
     config = AlbertConfig(**SIZES, num_hidden_groups=groups, hidden_act="gelu")
-    separate = ElectraModel(ElectraConfig(**SIZES), Compute())
+    separate = encoder_of(ElectraConfig(**SIZES))
     params = random_params(BertForMaskedLM(config), config)["bert"]
     ids, segments = np.random.default_rng(0).integers(0, 90, (2, 32)), packed(2, 32)
     keys, target = jax.random.split(jax.random.key(0), 2), np.random.default_rng(1).normal(size=(5, 2, 32, 16))
@@ -39,11 +38,12 @@ def test_shared_layers_equal_separate_layers_with_equal_params(groups):
         return (states * target).sum(), states
 
     differentiate = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
-    by_layer = AlbertModel(config).params_by_layer(params)
-    (_, expected), gradients = differentiate(params | {"encoder": {"layers": by_layer}}, separate)
+    by_layer = FAMILY.architecture(config).layers.by_layer(params["encoder"])
+    layers = jax.tree.map(lambda *arrays: jnp.stack(arrays), *by_layer)
+    (_, expected), gradients = differentiate(params | {"encoder": {"layers": layers}}, separate)
     assert {len(x) for x in jax.tree.leaves(params["encoder"]["layers"])} == {groups}
     for compute in (Compute(), Compute(remat="full"), Compute(unroll=True)):
-        (_, states), shared = differentiate(params, AlbertModel(config, compute))
+        (_, states), shared = differentiate(params, encoder_of(config, compute))
         np.testing.assert_allclose(states, expected, atol=1e-5)
         summed = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]).sum(1), gradients["encoder"]["layers"])
         for a, b in zip(jax.tree.leaves(shared["encoder"]["layers"]), jax.tree.leaves(summed), strict=True):
@@ -61,7 +61,7 @@ def test_a_group_has_the_number_of_its_last_layer():
 
 def test_generation_caches_the_keys_of_every_layer():
     config = dataclasses.replace(AlbertConfig(**SIZES), causal=True)
-    model, ids = AlbertModel(config), np.random.default_rng(0).integers(0, 90, (2, 6))
+    model, ids = encoder_of(config), np.random.default_rng(0).integers(0, 90, (2, 6))
     params = {"params": random_params(BertForMaskedLM(config), config)["bert"]}
     expected = model.apply(params, ids, np.ones_like(ids), np.zeros_like(ids), method="encode")
     cache = FAMILY.new_cache(config, 2, 6, "float32")

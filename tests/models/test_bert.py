@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from bertjax.config.model_config import BertConfig, Compute, model_size
-from bertjax.models.bert.model import BertModel
-from bertjax.models.eurobert.config import EuroBertConfig
+from bertjax.models.families import encoder_of
 from bertjax.models.heads import BertForMaskedLM, BertForPreTraining, count_parameters, model_flops
-from bertjax.nn import attention
-from bertjax.nn.encoder import ACTIVATIONS
+from bertjax.nn.activations import ACTIVATIONS
+from bertjax.nn.norm import LayerNorm, Normalize, RMSNorm
 from bertjax.nn.ops.dropout import dropout, fold_in, row_keys
 from tests.nn.reference import random_params
 
@@ -62,7 +61,7 @@ def inputs(rows=3, length=16, seed=0):
 )  # fmt: skip
 def test_parameter_counts_equal_published_counts(size, count):
     config = dataclasses.replace(BertConfig(), **model_size(size))
-    assert count_parameters(abstract_params(BertModel, config), config) == count
+    assert count_parameters(abstract_params(encoder_of, config), config) == count
 
 
 def test_initial_values_are_googles():
@@ -149,10 +148,9 @@ def test_flops_include_pooler_and_pair_head():
 @pytest.mark.parametrize("norm, chip", [("LayerNorm", ""), ("LayerNorm", "cpu"), ("RMSNorm", "")])
 def test_layer_norm_and_its_gradient_equal_flax(norm, chip):
     """Flax derives the gradient from two passes over x; bertjax computes it in closed form."""
-    config = dataclasses.replace(EuroBertConfig() if norm == "RMSNorm" else TINY, hidden_size=32)
-    make = getattr(attention, norm)
-    epsilon = config.rms_norm_eps if norm == "RMSNorm" else config.layer_norm_eps
+    epsilon = 1e-5
     flax_norm = getattr(nn, norm)(epsilon=epsilon, use_fast_variance=False)
+    make = functools.partial(Normalize, dict(LayerNorm=LayerNorm, RMSNorm=RMSNorm)[norm](epsilon), 32)
     rng = np.random.default_rng(5)
     x, grad = rng.normal(3, 2, (2, 4, 32)).astype(np.float32), rng.normal(size=(2, 4, 32)).astype(np.float32)
     x[0, 0] *= 1e-3  # in bfloat16, epsilon would hide its square
@@ -165,9 +163,9 @@ def test_layer_norm_and_its_gradient_equal_flax(norm, chip):
         return out, back(grad.astype(x.dtype))
 
     expected = result(flax_norm, x)
-    outputs = result(make(config, Compute(chip=chip)), x)
+    outputs = result(make(Compute(chip=chip)), x)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6, rtol=1e-4), outputs, expected)
-    out, (_, gradient) = result(make(config, Compute("bfloat16", "bfloat16", chip=chip)), jnp.bfloat16(x))
+    out, (_, gradient) = result(make(Compute("bfloat16", "bfloat16", chip=chip)), jnp.bfloat16(x))
     assert out.dtype == gradient.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.float32(out), expected[0], atol=0.05)
 
@@ -185,7 +183,7 @@ def test_gelu_is_exact_in_the_tails(dtype, absolute, relative):
 def test_a_model_with_one_token_type_maps_both_segments_to_it(tiny):
     """transformers does the same; a look-up outside of the table would be NaN."""
     _, params = tiny
-    model = BertModel(dataclasses.replace(TINY, type_vocab_size=1))
+    model = encoder_of(dataclasses.replace(TINY, type_vocab_size=1))
     embeddings = params["bert"]["embeddings"]
     table = embeddings["token_type"]["embedding"][:1]
     bert = {**params["bert"], "embeddings": {**embeddings, "token_type": {"embedding": table}}}

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config.model_config import BertConfig, Compute
-from bertjax.models.bert.model import BertModel
+from bertjax.config.model_config import BertConfig
 from bertjax.models.distilbert.config import DistilBertConfig
+from bertjax.models.families import encoder_of
 from bertjax.models.heads import (
     BertForMaskedLM,
     BertForQuestionAnswering,
@@ -17,8 +17,6 @@ from bertjax.models.heads import (
     BertForTokenClassification,
 )
 from bertjax.models.roberta.config import RobertaConfig
-from bertjax.models.roberta.model import RobertaModel
-from bertjax.nn.encoder import Encoder
 from bertjax.nn.heads import Classifier
 from bertjax.nn.ops.dropout import row_keys
 from tests.models.test_modernbert import random_params
@@ -48,21 +46,21 @@ def read_by_pooler(model, packed=False):
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_pooler_of_roberta_reads_states_with_dropout(packed):
-    (hidden, read), (hidden_without, read_without) = read_by_pooler(RobertaModel(RobertaConfig(**TINY)), packed)
+    (hidden, read), (hidden_without, read_without) = read_by_pooler(encoder_of(RobertaConfig(**TINY)), packed)
     is_kept = np.abs(read) > 1e-6
     np.testing.assert_allclose(read[is_kept], hidden[is_kept] / 0.75, rtol=1e-3, atol=1e-4)
     assert abs(is_kept.mean() - 0.75) < 0.02
     rows = is_kept.reshape(-1, 64)
     assert len(np.unique(rows, axis=0)) == len(rows)  # every text has a separate mask
     np.testing.assert_allclose(read_without, hidden_without, rtol=1e-3, atol=1e-4)
-    (hidden, read), _ = read_by_pooler(BertModel(BertConfig(**TINY)))  # has no such dropout
+    (hidden, read), _ = read_by_pooler(encoder_of(BertConfig(**TINY)))  # has no such dropout
     np.testing.assert_allclose(read, hidden, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
 def test_pooler_and_classifier_dropout_masks_differ():
     config = RobertaConfig(**TINY | dict(hidden_dropout_prob=0.5))
-    (_, read), _ = read_by_pooler(RobertaModel(config))
+    (_, read), _ = read_by_pooler(encoder_of(config))
     dense = {"kernel": jnp.eye(64), "bias": jnp.zeros(64)}
     classifier = Classifier(config, 64, config.pooled_dropout_prob)
     after = classifier.apply({"params": {"dense": dense}}, jnp.ones((len(IDS), 64)), KEYS)
@@ -76,7 +74,7 @@ def test_distilbert_has_no_dropout_on_attention_outputs():
     keys = jax.random.split(jax.random.key(2), 2)
     for config, is_random in ((DistilBertConfig(**TINY), False), (BertConfig(**TINY), True)):
         config = dataclasses.replace(config, hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.0)
-        encoder = Encoder(config, Compute())
+        encoder = encoder_of(config).make_layers()
         params = random_params(BertForMaskedLM(config), config)["bert"]["encoder"]
         params["layers"]["output"] = jax.tree.map(jnp.zeros_like, params["layers"]["output"])
 

@@ -15,7 +15,7 @@ import pytest
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.config.model_config import Compute
 from bertjax.models.families import model_fields
-from bertjax.nn.encoder import ACTIVATIONS
+from bertjax.nn.activations import ACTIVATIONS
 from bertjax.nn.kernels import triton
 from bertjax.nn.kernels.gpu_activation import can_activate_on_gpu, gpu_activate
 from bertjax.nn.kernels.gpu_attention import AllTiles, Tiles, can_attend_on_gpu, gpu_attention

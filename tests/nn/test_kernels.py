@@ -12,7 +12,8 @@ from jax.sharding import SingleDeviceSharding
 from bertjax.config.defaults import named_stages, pretraining_config, stage
 from bertjax.config.model_config import BertConfig, Compute
 from bertjax.distributed.topology import accelerator
-from bertjax.nn.attention import SelfAttention, fuses
+from bertjax.nn.attention import Attention, SharedInputs
+from bertjax.nn.attention_implementations import AttentionCall, ShortTpuKernel, implementation_of
 from bertjax.nn.kernels import pallas
 from bertjax.nn.kernels.fused_attention import fused_attention
 from bertjax.nn.kernels.fused_norm import fused_add_norm
@@ -126,9 +127,10 @@ def test_long_attention_on_a_cpu_takes_the_memory_of_one_tile():
     keys = keys_of(batch)
 
     def temporaries(chip):
-        module = SelfAttention(config, Compute(chip=chip))
-        params = jax.eval_shape(module.init, jax.random.key(0), x, segments)
-        gradient = jax.grad(lambda params, x: module.apply(params, x, segments, keys)[0].sum(), (0, 1))
+        module = Attention(8, 8, dropout=RATE).module(config, Compute(chip=chip))
+        inputs = SharedInputs(segments)
+        params = jax.eval_shape(module.init, jax.random.key(0), x, inputs)
+        gradient = jax.grad(lambda params, x: module.apply(params, x, inputs, keys)[0].sum(), (0, 1))
         return jax.jit(gradient).lower(params, x).compile().memory_analysis().temp_size_in_bytes
 
     scores = 4 * batch * 8 * length**2
@@ -170,16 +172,24 @@ def test_a_training_step_with_kernels_is_equal_on_any_mesh(monkeypatch):
 
 
 def test_attention_is_fused_where_the_kernel_can_run():
-    config = BertConfig()
-    assert [fuses(config, Compute(chip="TPU v5 lite"), length) for length in (512, 64, 4096)] == [True, False, False]
-    assert not any(fuses(config, Compute(chip=chip), 512) for chip in ("TPU v3", "NVIDIA H100 80GB HBM3"))
-    assert not fuses(BertConfig(attention="xla"), Compute(chip="TPU v4"), 512)
-    assert fuses(BertConfig(attention="fused"), Compute(), 512)
-    # 80 dimensions per head
-    assert not fuses(BertConfig(hidden_size=640, num_attention_heads=8), Compute(chip="TPU v4"), 512)
+    def fuses(chip, length=512, heads=12, size=64, preference="auto", **features):
+        fields = dict.fromkeys(AttentionCall._fields) | features
+        call = AttentionCall(**fields)._replace(
+            compute=Compute(chip=chip, dtype="bfloat16"), preference=preference, heads=heads, size=size, rate=0.1,
+            x=jax.ShapeDtypeStruct((8, length, heads * size), "bfloat16"), projects_in_kernel=True, causal=False,
+        )  # fmt: skip
+        return isinstance(implementation_of(call), ShortTpuKernel)
+
+    assert [fuses("TPU v5 lite", length) for length in (512, 64, 4096)] == [True, False, False]
+    assert not any(fuses(chip) for chip in ("TPU v3", "NVIDIA H100 80GB HBM3"))
+    assert not fuses("TPU v4", preference="xla")
+    assert fuses("", preference="fused")
+    assert not fuses("TPU v4", heads=8, size=80)
+    for feature in (dict(window=64), dict(bias=0.0), dict(soft_cap=30.0), dict(rotation=())):
+        assert not fuses("TPU v4", **feature)
     mesh = jax.make_mesh((4,), ("tensor",), axis_types=(jax.sharding.AxisType.Auto,))
     with jax.set_mesh(mesh), nn.logical_axis_rules((("heads", "tensor"),)):
-        assert not fuses(config, Compute(chip="TPU v4"), 512)  # three heads per device do not fill lanes
+        assert not fuses("TPU v4")  # three heads per device do not fill lanes
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ import pytest
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, fields_with_roles, model_size
-from bertjax.models.bert.model import BertModel
 from bertjax.models.elmo.model import ElmoModel
+from bertjax.models.families import encoder_of
 from bertjax.models.heads import (
     BertForMaskedLM,
     BertForQuestionAnswering,
@@ -20,7 +20,7 @@ from bertjax.models.heads import (
     lstm_flops,
     model_flops,
 )
-from bertjax.nn.encoder import sinusoids
+from bertjax.nn.positions import sinusoids
 from tests.markers import slow_case
 from tests.nn.reference import random_params
 
@@ -56,7 +56,7 @@ def changed_at(ids, place: int):
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_a_causal_model_depends_on_earlier_tokens_only(norm):
-    run, _ = made(BertModel, dataclasses.replace(TINY, causal=True, norm=norm))
+    run, _ = made(encoder_of, dataclasses.replace(TINY, causal=True, norm=norm))
     ids, segments, types = row(0)
     before, pooled = run(ids, segments, types)
     for place in (0, 5, 11):
@@ -66,7 +66,7 @@ def test_a_causal_model_depends_on_earlier_tokens_only(norm):
 
 
 def test_a_causal_model_is_pooled_at_the_last_token_of_each_example():
-    run, _ = made(BertModel, dataclasses.replace(TINY, causal=True))
+    run, _ = made(encoder_of, dataclasses.replace(TINY, causal=True))
     sizes = (5, 3, 7)
     examples = [row(seed, size, 18) for seed, size in enumerate(sizes)]
     _, alone = run(*map(np.concatenate, zip(*examples)))
@@ -94,7 +94,7 @@ def test_sinusoids_equal_the_original_transformer():
     [("learned", True), ("none", False), slow_case("sinusoidal", True), slow_case("each_layer", True)],
 )
 def test_only_positions_encode_word_order(positions, knows_order):
-    run, params = made(BertModel, dataclasses.replace(TINY, positions=positions))
+    run, params = made(encoder_of, dataclasses.replace(TINY, positions=positions))
     assert ("position" in params["embeddings"]) == (positions == "learned")
     assert ("position" in params["encoder"]["layers"]) == (positions == "each_layer")
     ids, segments, types = row(0)
@@ -107,14 +107,14 @@ def test_only_positions_encode_word_order(positions, knows_order):
 def test_fields_that_fine_tuning_may_change_do_not_change_outputs():
     """Sinusoidal positions do not depend on initializer_range either."""
     config = dataclasses.replace(TINY, positions="sinusoidal")
-    run, params = made(BertModel, config)
+    run, params = made(encoder_of, config)
     names = (name for name in fields_with_roles(config, "") if name.endswith(("prob", "range")))
-    other = BertModel(dataclasses.replace(config, **dict.fromkeys(names, 0.01)))
+    other = encoder_of(dataclasses.replace(config, **dict.fromkeys(names, 0.01)))
     np.testing.assert_allclose(jax.jit(other.apply)({"params": params}, *row(0))[0], run(*row(0))[0], atol=1e-5)
 
 
 def test_features_of_a_model_that_ends_with_a_layernorm_are_its_output():
-    model = BertModel(dataclasses.replace(TINY, norm="pre"))
+    model = encoder_of(dataclasses.replace(TINY, norm="pre"))
     variables = {"params": random_params(model, *row(0), deviation=0.3)}
     variables["params"]["encoder"]["norm"] = {"scale": np.ones(16), "bias": np.zeros(16)}
     encode = jax.jit(functools.partial(model.apply, method="encode"), static_argnames="every_layer")

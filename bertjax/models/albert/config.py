@@ -26,11 +26,6 @@ class AlbertConfig(BertConfig):
     projects_embeddings: ClassVar[bool] = True  # type: ignore[assignment]  # even to an equal size
 
     @property
-    def stacked_layers(self) -> int:
-        """The number of groups, because params are stored once per group."""
-        return self.num_hidden_groups
-
-    @property
     def layers_per_group(self) -> int:
         """The number of layers that share their params."""
         return self.num_hidden_layers // self.num_hidden_groups

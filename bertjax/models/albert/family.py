@@ -2,19 +2,17 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ml_collections
-import numpy as np
 
 from bertjax.config.limits import require
-from bertjax.config.model_config import BertConfig, Compute
 from bertjax.models.albert.config import AlbertConfig
 from bertjax.models.bert.family import BertLayersFamily
-from bertjax.models.family import HuggingFaceFamily, ProjectsEmbeddings, projection_flops
+from bertjax.models.family import HuggingFaceFamily, ProjectsEmbeddings
 
 if TYPE_CHECKING:
-    from bertjax.nn.encoder_model import EncoderModel
+    from bertjax.nn.architecture import Architecture
 
 
 class AlbertFamily(BertLayersFamily, ProjectsEmbeddings, HuggingFaceFamily):
@@ -23,33 +21,18 @@ class AlbertFamily(BertLayersFamily, ProjectsEmbeddings, HuggingFaceFamily):
     config_class = AlbertConfig
     model_types = ("albert",)
 
-    def build(self, config: AlbertConfig, compute: Compute) -> "EncoderModel":
-        """Returns the encoder, an `AlbertModel`."""
-        from bertjax.models.albert.model import AlbertModel
-
-        return AlbertModel(config, compute)
-
-    def forward_flops(self, config: BertConfig, length: int) -> int:
-        """Returns the FLOPs of all layers for one row, also of layers that share params."""
-        return projection_flops(config, length) + super().forward_flops(config, length)
+    def architecture(self, config: Any) -> "Architecture":
+        """Returns BERT with layers that share params."""
+        bert = super().architecture(config)
+        return dataclasses.replace(bert, layers=dataclasses.replace(bert.layers, shared=config.layers_per_group))
 
     def infer_config(self, params: dict) -> dict[str, Sequence] | None:
         """Returns the config fields that params imply. The number of layers is not among them."""
         fields = super().infer_config(params)
         if fields is None or "projection" not in params["bert"]["embeddings"]:
             return None
-        groups, size = fields["num_hidden_layers"], params["bert"]["embeddings"]["word"]["embedding"].shape[1:]
-        named = {name: values for name, values in fields.items() if name != "num_hidden_layers"}
-        return named | {"num_hidden_groups": groups, "embedding_size": size}
-
-    def layer_ids(self, config: AlbertConfig, path: tuple[str, ...]) -> np.ndarray | None:
-        """Returns the layer numbers of a param. The number of a group is the number of its last layer.
-
-        The params of one group therefore train at the learning rate of the last layer.
-        """
-        if "layers" in path:
-            return config.layers_per_group * (1 + np.arange(config.num_hidden_groups))
-        return super().layer_ids(config, path)
+        groups = fields.pop("num_hidden_layers")
+        return fields | {"num_hidden_groups": groups}
 
     def with_embedding_size(self, config: AlbertConfig, size: int) -> AlbertConfig:
         """Returns the config with another embedding size."""

@@ -8,6 +8,7 @@ from etils import epath
 from bertjax.models import json_config
 from bertjax.models.albert.config import AlbertConfig
 from bertjax.models.bert import huggingface as bert
+from bertjax.models.bert import tf1_names
 
 REQUIRED = (*bert.REQUIRED, "embedding_size")
 # {field: the only supported value}. A group of transformers may consist of several layers with separate params.
@@ -41,6 +42,10 @@ class AlbertFormat(bert.BertLayersFormat):
         ".output.LayerNorm.": f"{LAYER}.full_layer_layer_norm.",
         "bert.": "albert.",
     }
+
+    def variable_table(self, config: AlbertConfig, labels: Mapping[str, int]) -> tf1_names.VariableTable:
+        """Returns the variables of a model. The layers of a group share their variables."""
+        return tf1_names.variable_table(config, labels, layers=config.num_hidden_groups)
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> AlbertConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""

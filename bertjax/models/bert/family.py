@@ -1,58 +1,55 @@
 """BERT (Devlin et al. 2019), and with a causal mask GPT (post-norm) and GPT-2 (pre-norm)."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bertjax.config.model_config import BertConfig, Compute
+from bertjax.config.model_config import BertConfig
 from bertjax.models.families import FAMILIES
-from bertjax.models.family import (
-    Decodes,
-    ExposesAttention,
-    HuggingFaceFamily,
-    LmType,
-    ModelFamily,
-    ProjectsEmbeddings,
-    infer_embeddings_config,
-)
+from bertjax.models.family import Decodes, HuggingFaceFamily, LmType, ProjectsEmbeddings
+from bertjax.models.transformer_family import TransformerFamily
 
 if TYPE_CHECKING:
-    from bertjax.nn.encoder_model import EncoderModel
+    from bertjax.nn.architecture import Architecture
 
 
-class EncoderLayersFamily(ExposesAttention, ModelFamily):
-    """The base class of the families that have the layers of `nn.encoder`."""
+class EncoderLayersFamily(TransformerFamily):
+    """The base class of the families that have the layers of BERT."""
 
-    supports_packing = True
+    def architecture(self, config: BertConfig) -> "Architecture":
+        """Returns the choices of BERT, see `TransformerFamily.architecture`.
 
-    def forward_flops(self, config: BertConfig, length: int) -> int:
-        """Returns the FLOPs of the layers for one row, see `ModelFamily.forward_flops`."""
-        hidden, inner = config.hidden_size, config.intermediate_size
-        per_token = 4 * hidden * hidden + 2 * hidden * inner  # query, key, value, output; two feed-forward matrices
-        attention = 2 * length * length * hidden  # scores and weighted values, all heads
-        return 2 * config.num_hidden_layers * (length * per_token + attention)
+        A causal model pools the last token of a text, which attends to the whole text.
+        """
+        from bertjax.nn import architecture as choose
+        from bertjax.nn.embeddings import embeddings_of
+        from bertjax.nn.heads import word_head_of
 
-    def infer_config(self, params: dict) -> dict[str, Sequence] | None:
-        """Returns the config fields that params imply, see `ModelFamily.infer_config`."""
-        if "layers" not in params["bert"]["encoder"]:
-            return None
-        kernels = params["bert"]["encoder"]["layers"]
-        layers, _, inner = kernels["intermediate"]["kernel"].shape
-        heads = kernels["attention"]["query_key_value"]["kernel"].shape[-2]
-        fields: dict[str, Sequence] = {
-            "num_hidden_layers": (layers,),
-            "intermediate_size": (inner,),
-            "num_attention_heads": (heads,),
-        }
-        if "position" in kernels:
-            fields["positions"] = ("each_layer",)
-            fields["max_position_embeddings"] = kernels["position"]["embedding"].shape[1:2]
-        fields = infer_embeddings_config(params) | fields
-        names = {field.name for field in dataclasses.fields(self.config_class)}
-        if "position_offset" in names and "max_position_embeddings" in fields:
-            (rows,) = fields["max_position_embeddings"]
-            fields["max_position_embeddings"] = range(rows, 0, -1)  # the params do not determine the offset
-        return fields
+        attention = choose.Attention(
+            config.num_attention_heads,
+            config.head_size,
+            dropout=config.attention_probs_dropout_prob,
+            causal=config.causal,
+            implementation=config.attention,
+        )
+        positions = choose.LearnedPositions(config.max_position_embeddings, config.position_offset)
+        norm, rate = choose.LayerNorm(config.layer_norm_eps), config.hidden_dropout_prob
+        residual = {"post": choose.PostNorm(), "pre": choose.PreNorm()}[config.norm]
+        layer = choose.Layer(
+            attention,
+            choose.FeedForward(config.intermediate_size, config.hidden_act, input_name="intermediate"),
+            norm,
+            residual,
+            rate if config.attention_output_dropout else 0.0,
+            rate,
+            positions if config.positions == "each_layer" else None,
+        )
+        final_norm = None if residual.ends_with_norm else norm
+        return choose.Architecture(
+            embeddings_of(config),
+            choose.Layers(config.num_hidden_layers, (layer,), norm=final_norm),
+            pooling=choose.Pooling(states=choose.PooledStates.LAST if config.causal else choose.PooledStates.FIRST),
+            word_head=word_head_of(config),
+        )
 
 
 class BertLayersFamily(Decodes, EncoderLayersFamily):
@@ -67,12 +64,6 @@ class BertFamily(BertLayersFamily, ProjectsEmbeddings, HuggingFaceFamily):
     """BERT, GPT and GPT-2."""
 
     model_types = ("bert", "gpt2")
-
-    def build(self, config: BertConfig, compute: Compute) -> "EncoderModel":
-        """Returns the encoder, a `BertModel`."""
-        from bertjax.models.bert.model import BertModel
-
-        return BertModel(config, compute)
 
     def with_embedding_size(self, config: BertConfig, size: int) -> BertConfig:
         """Returns an ELECTRA config, because BERT has no projection of embeddings. ELECTRA has a fixed activation."""

@@ -72,6 +72,10 @@ class BertLayersFormat(HuggingFaceFormat):
         """Returns the prefix of the class names for a model config, a key of `classes`."""
         return next(iter(self.classes))
 
+    def variable_table(self, config: Any, labels: Mapping[str, int]) -> tf1_names.VariableTable:
+        """Returns the variables of a model in Google's naming, see `tf1_names.variable_table`."""
+        return tf1_names.variable_table(config, labels)
+
     def tensor_name(self, variable: str, suffix: str) -> str:
         """Returns the tensor name of a variable of Google in the class with a suffix."""
         name = huggingface_name(variable)
@@ -110,13 +114,13 @@ class BertLayersFormat(HuggingFaceFormat):
             ignored += decoder.keys() & {weight}
             ignored += [self.tensor_name(variable, "ForMaskedLM") for variable in predictions]
             variables = {name: array for name, array in variables.items() if name not in predictions}
-        return tf1_names.to_params(variables, config, source), ignored, masked_lm_problem
+        return tf1_names.to_params(variables, config, source, self.variable_table), ignored, masked_lm_problem
 
     def _split_tensors(
         self, tensors: Iterable[tuple[str, np.ndarray]], config: Any, source: str
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], list[str]]:
         """Returns {Google's variable: array}, {name: tensor} of a decoder, and the names of all other tensors."""
-        names = tf1_names.variable_names(config)
+        names = self.variable_table(config, dict.fromkeys(tf1_names.VARIABLE_PREFIXES, 0)).names()
         variable_of = {self.tensor_name(name, suffix): name for suffix in self.class_parts for name in names}
         decoder_names = {self.tensor_name(variable, "ForMaskedLM") for variable in (DECODER_WEIGHT, DECODER_BIAS)}
         variables: dict[str, np.ndarray] = {}
@@ -167,7 +171,7 @@ class BertLayersFormat(HuggingFaceFormat):
         check_class_parts(architecture, names, present, self.choose_architecture(params, config))
         kept = tuple(tf1_names.VARIABLE_PREFIXES[part] for part in parts)
         tensors, left_out = {}, sorted(params.keys() - tf1_names.PARTS)
-        for variable, array in tf1_names.to_variables(params, config).items():
+        for variable, array in tf1_names.to_variables(params, config, self.variable_table).items():
             if variable.startswith(tuple(tf1_names.VARIABLE_PREFIXES.values())) and not variable.startswith(kept):
                 left_out.append(variable)
             else:

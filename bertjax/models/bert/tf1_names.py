@@ -3,7 +3,7 @@
 `bert.huggingface` derives the names of Hugging Face's tensors from the names of these variables.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -46,12 +46,13 @@ class VariableTable(tensors.TensorTable):
         self.array((part, "dense", "bias"), bias, labels)
 
 
-def variable_table(config: BertConfig, labels: Mapping[str, int]) -> VariableTable:
+def variable_table(config: BertConfig, labels: Mapping[str, int], layers: int | None = None) -> VariableTable:
     """Returns the variables of a model.
 
     Args:
       config: the model config.
       labels: {part: the number of labels} of the parts that the model has; 0 for parts without labels.
+      layers: the number of layers with separate variables; None: all layers.
     """
     table, embeddings = VariableTable(), ("bert", "embeddings")
     hidden, size = config.hidden_size, config.embedding_size
@@ -67,10 +68,7 @@ def variable_table(config: BertConfig, labels: Mapping[str, int]) -> VariableTab
         table.norm(("bert", "encoder", "norm"), "bert/encoder/LayerNorm", hidden, bias=True)
     if config.projects_embeddings:
         table.dense((*embeddings, "projection"), "bert/embeddings_project", (size,), (hidden,), bias=True)
-    if buckets := config.relative_attention_num_buckets:
-        name = "bert/encoder/relative_attention_embeddings"
-        table.array(("bert", "relative_attention_bias"), name, buckets, config.num_attention_heads)
-    _add_layers(table, config)
+    _add_layers(table, config, config.num_hidden_layers if layers is None else layers)
     if "pooler" in labels:
         table.dense(("bert", "pooler", "dense"), "bert/pooler/dense", (hidden,), (hidden,), bias=True)
     if "masked_lm" in labels:
@@ -86,10 +84,10 @@ def variable_table(config: BertConfig, labels: Mapping[str, int]) -> VariableTab
     return table
 
 
-def _add_layers(table: VariableTable, config: BertConfig) -> None:
-    """Adds the variables of all layers."""
+def _add_layers(table: VariableTable, config: BertConfig, layers: int) -> None:
+    """Adds the variables of layers."""
     hidden, heads = config.hidden_size, (config.num_attention_heads, config.head_size)
-    for number in range(config.stacked_layers):
+    for number in range(layers):
         path, name, inner = ("bert", "layers", number), f"bert/encoder/layer_{number}", (config.intermediate_size,)
         projections = tuple(f"{name}/attention/self/{projection}" for projection in ("query", "key", "value"))
         table.dense((*path, "attention", "query_key_value"), projections, (hidden,), heads, bias=True)
@@ -105,13 +103,20 @@ def variable_names(config: BertConfig) -> set[str]:
     return variable_table(config, dict.fromkeys(VARIABLE_PREFIXES, 0)).names()
 
 
-def to_params(variables: Mapping[str, np.ndarray], config: BertConfig, source: str) -> dict:
+# Returns the variables of a model, see `variable_table`.
+MakeTable = Callable[[BertConfig, Mapping[str, int]], VariableTable]
+
+
+def to_params(
+    variables: Mapping[str, np.ndarray], config: BertConfig, source: str, make_table: MakeTable = variable_table
+) -> dict:
     """Converts variables to params in float32. Parts without variables are omitted.
 
     Args:
       variables: {name: array}.
       config: the model config.
       source: the checkpoint, for messages.
+      make_table: returns the variables of a model.
 
     Raises:
       UserError: if a variable is missing, or has another shape than the config implies.
@@ -122,17 +127,18 @@ def to_params(variables: Mapping[str, np.ndarray], config: BertConfig, source: s
             if not variables.keys() >= {*names}:
                 raise UserError(f"{source}: expected both {' and '.join(names)}; one is missing")
             labels[part] = len(variables[names[1]])
-    table, padding = variable_table(config, labels), config.padded_vocab_size - config.vocab_size
+    table, padding = make_table(config, labels), config.padded_vocab_size - config.vocab_size
     return tensors.TableFormat.stack_layers(tensors.to_params(table, variables, padding, source, "a BERT"), config)
 
 
-def to_variables(params: dict, config: BertConfig) -> dict[str, np.ndarray]:
+def to_variables(params: dict, config: BertConfig, make_table: MakeTable = variable_table) -> dict[str, np.ndarray]:
     """Converts params to variables. Parts that Google's code does not have are omitted.
 
     Args:
       params: the params of a model.
       config: the model config.
+      make_table: returns the variables of a model.
     """
     parts = tensors.class_parts_of(params) & VARIABLE_PREFIXES.keys()
     labels = {part: len(params[part]["dense"]["bias"]) if part in FINE_TUNED else 0 for part in parts}
-    return tensors.to_state_dict(variable_table(config, labels), tensors.TableFormat.unstack_layers(params, config))
+    return tensors.to_state_dict(make_table(config, labels), tensors.TableFormat.unstack_layers(params, config))

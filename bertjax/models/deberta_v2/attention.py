@@ -12,6 +12,7 @@ buckets, and twice as large for the longest texts of the published models. A pro
 gathers the scores, because its reshapes cannot depend on the length.
 """
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -21,10 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bertjax.config.model_config import Compute
+from bertjax.config.model_config import Compute, ModelConfig
 from bertjax.models.deberta_v2.config import DebertaV2Config
-from bertjax.nn.attention import Dense
+from bertjax.nn.attention import AttentionChoices, AttentionModule
+from bertjax.nn.dense import Dense
 from bertjax.nn.ops.dropout import dropout
+from bertjax.nn.ops.plain_attention import KeyValueCache
 from bertjax.nn.relative_attention import distances, shift
 
 
@@ -118,7 +121,41 @@ def _attend(
     return jnp.einsum("bhqk,bkhd->bqhd", probs, projected.values).astype(compute.dtype)
 
 
-class DisentangledAttention(nn.Module):
+@dataclasses.dataclass(frozen=True)
+class DisentangledChoices(AttentionChoices):
+    """The choices of disentangled attention, which are fields of the model config."""
+
+    config: DebertaV2Config
+
+    def module(self, config: ModelConfig, compute: Compute, name: str | None = None) -> "DisentangledAttention":
+        """Returns the module."""
+        return DisentangledAttention(self.config, compute, name=name)
+
+    def flops(self, hidden: int, length: int) -> int:
+        """Returns the FLOPs of projections, scores and weighted values.
+
+        The projections of the embeddings of distances are not included, because all rows of a batch share them.
+        """
+        terms = len(self.config.position_terms) if self.config.relative_attention else 0
+        per_query = 2 * length + terms * (2 * length - 1)  # scores and weighted values; scores of all distances
+        return 2 * length * hidden * (4 * hidden + per_query)
+
+
+class DisentangledInputs(NamedTuple):
+    """The inputs that all layers share.
+
+    Attributes:
+      apart: the embeddings of distances; None: no relative positions.
+      mask: booleans `[batch, 1, queries, keys]`. A query without visible keys attends to all keys equally.
+      convolved: the convolution of the embeddings; None: no convolution.
+    """
+
+    apart: Distances | None
+    mask: Array
+    convolved: Any = None
+
+
+class DisentangledAttention(AttentionModule):
     """Multi-head self-attention with terms for relative positions, and the output projection.
 
     Unlike in transformers, the embeddings of distances have no dropout, because all rows share these embeddings.
@@ -157,26 +194,27 @@ class DisentangledAttention(nn.Module):
         query, key = (None if rows is None else rows[apart.rows] for rows in (query, key))
         return Projected(states[0], states[1], states[2], key, query, None)
 
-    def __call__(self, x: Array, apart: Distances | None, mask: Array, dropout_keys: Array | None = None) -> Array:
-        """Returns the product of the output projection `[batch, length, hidden]`, without the bias `output.bias`.
+    def __call__(
+        self,
+        x: Array,
+        shared: DisentangledInputs,
+        dropout_keys: Array | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> tuple[Array, Array | None, KeyValueCache | None]:
+        """Returns the product of the output projection, and its bias, see `AttentionModule`.
 
         The backward pass recomputes the scores, which would take most of the memory.
-
-        Args:
-          x: `[batch, length, hidden]`.
-          apart: the embeddings of distances; None: no relative positions.
-          mask: booleans `[batch, 1, queries, keys]`. A query without visible keys attends to all keys equally.
-          dropout_keys: `[batch]`; None: no dropout.
         """
-        projected = self.project(x, apart, dropout_keys)
+        projected = self.project(x, shared.apart, dropout_keys)
         projected = projected._replace(
             queries=nn.with_logical_constraint(projected.queries, ("batch", "length", "heads", "kv"))
         )
         attend = jax.checkpoint(_attend, static_argnums=(2, 3), prevent_cse=self.compute.unroll)
-        context = attend(projected, mask, self.config, self.compute, dropout_keys)
-        return self.output.product(context.reshape(*context.shape[:2], -1), dropout_keys)
+        context = attend(projected, shared.mask, self.config, self.compute, dropout_keys)
+        product = self.output.product(context.reshape(*context.shape[:2], -1), dropout_keys)
+        return product, self.output.bias, cache
 
-    def probabilities(self, x: Array, apart: Distances | None, mask: Array) -> Array:
+    def probabilities(self, x: Array, shared: DisentangledInputs) -> Array:
         """Returns attention probabilities in float32, `[batch, heads, queries, keys]`."""
-        scores = scores_of(self.config, self.project(x, apart))
-        return nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
+        scores = scores_of(self.config, self.project(x, shared.apart))
+        return nn.softmax(jnp.where(shared.mask, scores, jnp.finfo(jnp.float32).min))

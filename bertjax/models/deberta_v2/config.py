@@ -1,7 +1,6 @@
 """The config of a DeBERTa-v2 or DeBERTa-v3 model."""
 
 import dataclasses
-from typing import ClassVar
 
 from bertjax.config.model_config import ModelConfig, field, size
 
@@ -45,14 +44,6 @@ class DebertaV2Config(ModelConfig):
     # The tensor names of the masked-LM head in transformers: `cls.predictions` (True) or `lm_predictions` (False).
     legacy: bool = field(True, "form")
     family: str = field("deberta_v2", "form")
-
-    output: ClassVar[str] = "transform"
-    norm: ClassVar[str] = "post"
-
-    @property
-    def positions(self) -> str:
-        """The kind of absolute positions, see `BertConfig.positions`."""
-        return "learned" if self.position_biased_input else "none"
 
     @property
     def position_terms(self) -> tuple[str, ...]:

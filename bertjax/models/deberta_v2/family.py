@@ -12,62 +12,65 @@ import numpy as np
 from bertjax.config.limits import require
 from bertjax.config.model_config import Compute
 from bertjax.models.deberta_v2.config import DebertaV2Config
-from bertjax.models.family import ExposesAttention, HuggingFaceFamily, ModelFamily, possible_vocab_sizes
+from bertjax.models.family import HuggingFaceFamily
+from bertjax.models.transformer_family import TransformerFamily
 
 if TYPE_CHECKING:
+    from bertjax.nn.architecture import Architecture
     from bertjax.nn.encoder_model import EncoderModel
 
 
-class DebertaV2Family(ModelFamily, ExposesAttention, HuggingFaceFamily):
+class DebertaV2Family(TransformerFamily, HuggingFaceFamily):
     """DeBERTa-v2, DeBERTa-v3 and mDeBERTa."""
 
     config_class = DebertaV2Config
-    supports_packing = True
     has_kernels = False
     model_types = ("deberta-v2",)
+
+    def architecture(self, config: DebertaV2Config) -> "Architecture":
+        """Returns the choices of BERT with disentangled attention. The pooler is the ContextPooler of transformers."""
+        from bertjax.models.deberta_v2.attention import DisentangledChoices
+        from bertjax.nn import architecture as choose
+        from bertjax.nn.heads import word_head_of
+
+        norm, rate = choose.LayerNorm(config.layer_norm_eps), config.hidden_dropout_prob
+        feed_forward = choose.FeedForward(config.intermediate_size, config.hidden_act, input_name="intermediate")
+        layer = choose.Layer(DisentangledChoices(config), feed_forward, norm, choose.PostNorm(), rate, rate)
+        positions = choose.LearnedPositions(config.max_position_embeddings) if config.position_biased_input else None
+        return choose.Architecture(
+            choose.Embeddings(positions, config.type_vocab_size, norm, dropout=rate),
+            choose.Layers(config.num_hidden_layers, (layer,)),
+            pooling=choose.Pooling(choose.DenseTransform("gelu"), dropout=config.pooler_dropout),
+            word_head=word_head_of(config),
+        )
 
     def build(self, config: DebertaV2Config, compute: Compute) -> "EncoderModel":
         """Returns the encoder, a `DebertaV2Model`."""
         from bertjax.models.deberta_v2.model import DebertaV2Model
 
-        return DebertaV2Model(config, compute)
+        return DebertaV2Model(config, compute, architecture=self.architecture(config))
 
     def forward_flops(self, config: DebertaV2Config, length: int) -> int:
-        """Returns the FLOPs of the layers for one row, see `ModelFamily.forward_flops`.
-
-        The projections of the embeddings of distances are not included, because all rows of a batch share them.
-        """
-        hidden, inner = config.hidden_size, config.intermediate_size
-        per_token = 4 * hidden * hidden + 2 * hidden * inner  # query, key, value, output; two feed-forward matrices
-        terms = len(config.position_terms) if config.relative_attention else 0
-        per_query = 2 * length + terms * (2 * length - 1)  # scores and weighted values; scores of all distances
-        convolution = length * config.conv_kernel_size * hidden * hidden
-        return 2 * (config.num_hidden_layers * length * (per_token + per_query * hidden) + convolution)
+        """Returns the FLOPs of the layers for one row, with the convolution, see `ModelFamily.forward_flops`."""
+        convolution = 2 * length * config.conv_kernel_size * config.hidden_size**2
+        return super().forward_flops(config, length) + convolution
 
     def infer_config(self, params: dict) -> dict[str, Sequence] | None:
         """Returns the config fields that params imply, see `ModelFamily.infer_config`."""
+        fields = super().infer_config(params)
         encoder, embeddings = params["bert"]["encoder"], params["bert"]["embeddings"]
-        kernels = encoder.get("layers", {})
-        if "query_key_value" not in kernels.get("attention", {}):
+        attention = encoder.get("layers", {}).get("attention", {})
+        if fields is None or "query_key_value" not in attention:
             return None
-        layers, hidden, _, heads, _ = kernels["attention"]["query_key_value"]["kernel"].shape
-        fields: dict[str, Sequence] = {
-            "vocab_size": possible_vocab_sizes(params),
-            "hidden_size": (hidden,),
-            "num_hidden_layers": (layers,),
-            "num_attention_heads": (heads,),
-            "intermediate_size": (kernels["intermediate"]["kernel"].shape[-1],),
-            "type_vocab_size": (len(embeddings["token_type"]["embedding"]) if "token_type" in embeddings else 0,),
+        fields |= {
             "position_biased_input": ("position" in embeddings,),
             "relative_attention": ("distances" in encoder,),
             "conv_kernel_size": (encoder["convolution"]["kernel"].shape[1] if "convolution" in encoder else 0,),
         }
-        if "position" in embeddings:
-            fields["max_position_embeddings"] = (len(embeddings["position"]["embedding"]),)
         if "distances" in encoder:
             fields["position_buckets"] = (len(encoder["distances"]["embedding"]) // 2, -1, 0)
             fields["norm_rel_ebd"] = ("layer_norm" if "norm" in encoder["distances"] else "none",)
-        if {"distance_key", "distance_query"} & kernels["attention"].keys():
+        if {"distance_key", "distance_query"} & attention.keys():
             fields["share_att_key"] = (False,)
         return fields
 

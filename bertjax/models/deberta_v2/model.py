@@ -6,56 +6,25 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.model_config import Compute
-from bertjax.models.deberta_v2.attention import DisentangledAttention, Distances, rows_of_distances
+from bertjax.config.model_config import Compute, ModelConfig
+from bertjax.models.deberta_v2.attention import DisentangledInputs, Distances, rows_of_distances
 from bertjax.models.deberta_v2.config import DebertaV2Config
-from bertjax.nn.attention import Dense, LayerNorm, partitioned, standardize
-from bertjax.nn.encoder import ACTIVATIONS, activate, recomputed, scan_layers
-from bertjax.nn.encoder_model import EncoderModel, layer_inputs
-from bertjax.nn.heads import Pooler
+from bertjax.nn.activations import ACTIVATIONS
+from bertjax.nn.dense import partitioned
+from bertjax.nn.encoder import Encoder, EncoderLayer
+from bertjax.nn.encoder_model import TransformerModel
+from bertjax.nn.norm import layer_norm, standardize
 from bertjax.nn.ops.dropout import dropout, fold_in
 from bertjax.nn.ops.matmul import project
 from bertjax.nn.ops.plain_attention import visible
 
 
-class DebertaV2Model(EncoderModel):
-    """The encoder of DeBERTa-v2: embeddings of BERT, layers with disentangled attention, and a pooler with GELU."""
+class DebertaV2Model(TransformerModel):
+    """The encoder of DeBERTa-v2."""
 
-    config: DebertaV2Config
-    compute: Compute = Compute()
-
-    def make_layers(self) -> nn.Module:
+    def make_layers(self) -> Encoder:
         """Returns the layers."""
-        return DebertaV2Encoder(self.config, self.compute)
-
-    def make_pooler(self) -> nn.Module:
-        """Returns the pooler, the ContextPooler of transformers."""
-        return Pooler(self.config, self.compute, ACTIVATIONS["gelu"])
-
-    def pooler_input(self, hidden: jax.Array, dropout_keys: jax.Array | None) -> jax.Array:
-        """Returns the hidden states with the dropout of the pooler."""
-        # `heads.Classifier` uses the keys without the second `fold_in` for its dropout.
-        keys = fold_in(fold_in(dropout_keys, self.config.num_hidden_layers + 1), 0)
-        return dropout(hidden, self.config.pooler_dropout, keys)
-
-    @nn.nowrap
-    def attention_probabilities(
-        self, params: dict, ids: jax.Array, segments: jax.Array, token_types: jax.Array
-    ) -> jax.Array:
-        """Returns attention probabilities `[layers, heads, queries, keys]`, see `ExposesAttention`."""
-        inputs, mask = layer_inputs(self, params, ids, segments, token_types), visible(segments)
-        apart = None
-        if self.config.relative_attention:
-            variables = {"params": params["encoder"]["distances"]}
-            distances = DistanceEmbeddings(self.config, Compute())
-            apart = cast(Distances, distances.apply(variables, ids.shape[1]))
-        attention = DisentangledAttention(self.config, Compute())
-
-        def of_layer(layer: dict, x: jax.Array) -> jax.Array:
-            variables = {"params": layer["attention"]}
-            return cast(jax.Array, attention.apply(variables, x, apart, mask, method="probabilities"))[0]
-
-        return jax.lax.map(lambda layer_and_x: of_layer(*layer_and_x), (params["encoder"]["layers"], inputs))
+        return DebertaV2Encoder(self.config, self.compute, self.architecture.layers)
 
 
 class Convolved(NamedTuple):
@@ -87,7 +56,7 @@ class Convolution(nn.Module):
         init = nn.initializers.truncated_normal(config.initializer_range)
         kernel = self.param("kernel", partitioned(init, ("embed", "projections", None)), (size, width, size))
         bias = self.param("bias", partitioned(nn.initializers.zeros, (None,)), (size,))
-        norm = LayerNorm(config, self.compute, name="norm")
+        norm = layer_norm(config, self.compute, "norm")
         side, length = width // 2, x.shape[1]
         states = jnp.pad(x, ((0, 0), (side, side), (0, 0)))
         padded_segments = jnp.pad(segments, ((0, 0), (side, side)), constant_values=-1)
@@ -96,8 +65,11 @@ class Convolution(nn.Module):
             is_same = padded_segments[:, place : place + length] == segments
             neighbours = jnp.where(is_same[..., None], states[:, place : place + length], 0)
             total = total + project(neighbours, kernel[:, place], self.compute)
-        activation = jnp.tanh if config.conv_act == "tanh" else ACTIVATIONS[config.conv_act]
-        return Convolved(activation(dropout(total, config.hidden_dropout_prob, dropout_keys)), norm.scale, norm.bias)
+        return Convolved(
+            ACTIVATIONS[config.conv_act](dropout(total, config.hidden_dropout_prob, dropout_keys)),
+            norm.scale,
+            norm.bias,
+        )
 
 
 class DistanceEmbeddings(nn.Module):
@@ -114,67 +86,50 @@ class DistanceEmbeddings(nn.Module):
         table = self.param("embedding", init, (config.distance_rows, config.hidden_size))
         table = table.astype(self.compute.dtype)
         if config.norm_rel_ebd == "layer_norm":
-            table = LayerNorm(config, self.compute, name="norm")(table)
+            table = layer_norm(config, self.compute, "norm")(table)
         return Distances(table, rows_of_distances(config, length))
 
 
-class DebertaV2Encoder(nn.Module):
-    """The layers of DeBERTa-v2, as a scan over stacked params, which share the embeddings of distances."""
+class DebertaV2Encoder(Encoder):
+    """The layers of DeBERTa-v2, which share the embeddings of distances."""
 
-    config: DebertaV2Config
-    compute: Compute
+    config: ModelConfig
 
-    @nn.compact
-    def __call__(
-        self, x: jax.Array, segments: jax.Array, dropout_keys: jax.Array | None = None, *, every_layer: bool = False
-    ) -> jax.Array:
-        """Returns hidden states, see `EncoderModel.make_layers`."""
-        config, compute = self.config, self.compute
-        apart = convolved = None
+    def setup(self) -> None:
+        """Builds the modules that all layers share."""
+        config = cast(DebertaV2Config, self.config)
         if config.relative_attention:
-            apart = DistanceEmbeddings(config, compute, name="distances")(x.shape[1])
+            self.distances = DistanceEmbeddings(config, self.compute)
         if config.conv_kernel_size:
-            keys = fold_in(fold_in(dropout_keys, 0), 0)  # the embeddings use the keys without the second `fold_in`
-            convolved = Convolution(config, compute, name="convolution")(x, segments, keys)
-        in_axes, trains = (0, *[nn.broadcast] * 4), dropout_keys is not None
-        make = scan_layers(recomputed(DebertaV2Layer, compute), config.num_hidden_layers, in_axes, compute, trains)
-        layers, numbers = make(config, compute, every_layer, name="layers"), 1 + jnp.arange(config.num_hidden_layers)
-        last, states = layers(x, numbers, apart, convolved, visible(segments), dropout_keys)
-        return states if every_layer else last
+            self.convolution = Convolution(config, self.compute)
 
+    def layer_class(self) -> type[EncoderLayer]:
+        """Returns the class of a layer."""
+        return DebertaV2Layer
 
-class DebertaV2Layer(nn.Module):
-    """Attention and a feed-forward network, each followed by dropout, a residual connection and LayerNorm."""
-
-    config: DebertaV2Config
-    compute: Compute
-    every_layer: bool = False  # whether the scan also returns the output of this layer
-
-    @nn.compact
-    def __call__(
+    def shared_inputs(
         self,
         x: jax.Array,
-        number: jax.Array,
-        apart: Distances | None,
-        convolved: Convolved | None,
-        mask: jax.Array,
-        dropout_keys: jax.Array | None,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns x `[batch, length, hidden]` after layer `number`; and x or None as the output of the scan."""
-        config, compute = self.config, self.compute
-        keys = [fold_in(fold_in(dropout_keys, number), site) for site in range(3)]
-        hidden, wide = (config.hidden_size,), (config.intermediate_size,)
-        attention = DisentangledAttention(config, compute, name="attention")
-        attended = attention(x, apart, mask, keys[0])
-        attention_norm = LayerNorm(config, compute, name="attention_norm")
-        x = attention_norm.of_sum(x, attended, attention.output.bias, keys[1])
+        segments: jax.Array,
+        positions: jax.Array | None,
+        score_bias: jax.Array | None = None,
+        dropout_keys: jax.Array | None = None,
+    ) -> DisentangledInputs:
+        """Returns the inputs that all layers share."""
+        config, convolved = cast(DebertaV2Config, self.config), None
+        apart = self.distances(x.shape[1]) if config.relative_attention else None
+        if config.conv_kernel_size:
+            keys = fold_in(fold_in(dropout_keys, 0), 0)  # the embeddings use the keys without the second `fold_in`
+            convolved = self.convolution(x, segments, keys)
+        return DisentangledInputs(apart, visible(segments), convolved)
 
-        inner = Dense(config, compute, hidden, wide, ("embed", "mlp"), name="intermediate")(x, keys[2])
-        inner = nn.with_logical_constraint(activate(inner, config.hidden_act, compute), ("batch", "length", "mlp"))
-        output = Dense(config, compute, wide, hidden, ("mlp", "embed"), name="output")
-        output_norm = LayerNorm(config, compute, name="output_norm")
-        x = output_norm.of_sum(x, output.product(inner, keys[2]), output.bias, keys[2])
-        if convolved is not None:
-            x = jnp.where(number == 1, convolved.added_to(x, config, compute), x)
-        x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
-        return x, (x if self.every_layer else None)
+
+class DebertaV2Layer(EncoderLayer):
+    """A layer of BERT. The output of the first layer is added to a convolution of the embeddings."""
+
+    def finish(self, x: jax.Array, number: jax.Array, shared: DisentangledInputs) -> jax.Array:
+        """Returns the output of the layer, with the convolution after the first layer."""
+        if shared.convolved is None:
+            return x
+        config = cast(DebertaV2Config, self.config)
+        return jnp.where(number == 1, shared.convolved.added_to(x, config, self.compute), x)

@@ -3,15 +3,15 @@
 Only sequence classifiers have a pooler, which is a dense layer with ReLU.
 """
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
-from bertjax.config.model_config import Compute
 from bertjax.models.bert.family import BertLayersFamily
 from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.family import HuggingFaceFamily
 
 if TYPE_CHECKING:
-    from bertjax.nn.encoder_model import EncoderModel
+    from bertjax.nn.architecture import Architecture
 
 
 class DistilBertFamily(BertLayersFamily, HuggingFaceFamily):
@@ -20,11 +20,12 @@ class DistilBertFamily(BertLayersFamily, HuggingFaceFamily):
     config_class = DistilBertConfig
     model_types = ("distilbert",)
 
-    def build(self, config: DistilBertConfig, compute: Compute) -> "EncoderModel":
-        """Returns the encoder, a `DistilBertModel`."""
-        from bertjax.models.distilbert.model import DistilBertModel
+    def architecture(self, config: Any) -> "Architecture":
+        """Returns BERT with a ReLU in the pooler, the `pre_classifier` of transformers."""
+        from bertjax.nn.heads import DenseTransform
 
-        return DistilBertModel(config, compute)
+        bert = super().architecture(config)
+        return dataclasses.replace(bert, pooling=dataclasses.replace(bert.pooling, transform=DenseTransform("relu")))
 
 
 FAMILY = DistilBertFamily()

@@ -5,16 +5,14 @@ Only sequence classifiers have a pooler, which is a dense layer with GELU. A dis
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bertjax.config.model_config import BertConfig, Compute
 from bertjax.models.bert.family import BertLayersFamily
 from bertjax.models.electra.config import ElectraConfig
-from bertjax.models.family import HuggingFaceFamily, ProjectsEmbeddings, projection_flops
+from bertjax.models.family import HuggingFaceFamily, ProjectsEmbeddings
 
 if TYPE_CHECKING:
-    from bertjax.nn.encoder_model import EncoderModel
+    from bertjax.nn.architecture import Architecture
 
 
 class ElectraFamily(BertLayersFamily, ProjectsEmbeddings, HuggingFaceFamily):
@@ -23,21 +21,15 @@ class ElectraFamily(BertLayersFamily, ProjectsEmbeddings, HuggingFaceFamily):
     config_class = ElectraConfig
     model_types = ("electra",)
 
-    def build(self, config: ElectraConfig, compute: Compute) -> "EncoderModel":
-        """Returns the encoder, an `ElectraModel`."""
-        from bertjax.models.electra.model import ElectraModel
+    def architecture(self, config: Any) -> "Architecture":
+        """Returns BERT with dropout and a GELU in the pooler, as in the ElectraClassificationHead of transformers."""
+        from bertjax.nn.heads import DenseTransform
 
-        return ElectraModel(config, compute)
-
-    def forward_flops(self, config: BertConfig, length: int) -> int:
-        """Returns the FLOPs of the layers for one row, see `ModelFamily.forward_flops`."""
-        return projection_flops(config, length) + super().forward_flops(config, length)
-
-    def infer_config(self, params: dict) -> dict[str, Sequence] | None:
-        """Returns the config fields that params imply, see `ModelFamily.infer_config`."""
-        fields = super().infer_config(params)
-        size = params["bert"]["embeddings"]["word"]["embedding"].shape[1:]
-        return None if fields is None else fields | {"embedding_size": size}
+        bert = super().architecture(config)
+        pooling = dataclasses.replace(
+            bert.pooling, transform=DenseTransform("gelu"), dropout=config.pooled_dropout_prob
+        )
+        return dataclasses.replace(bert, pooling=pooling)
 
     def with_embedding_size(self, config: ElectraConfig, size: int) -> ElectraConfig:
         """Returns the config with another embedding size."""

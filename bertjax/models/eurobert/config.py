@@ -32,7 +32,6 @@ class EuroBertConfig(ModelConfig):
     tie_word_embeddings: bool = field(False, "form")  # False: the masked-LM head has separate output embeddings
     family: str = field("eurobert", "form")
 
-    output: ClassVar[str] = "plain"
     hidden_act: ClassVar[str] = "silu"
     hidden_dropout_prob: ClassVar[float] = 0.0
     type_vocab_size: ClassVar[int] = 1

@@ -4,58 +4,50 @@ Layers are pre-norm with RMSNorm, and have rotary positions, grouped-query atten
 biases.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import ml_collections
 
 from bertjax.config.limits import require
-from bertjax.config.model_config import Compute
 from bertjax.models.eurobert.config import EuroBertConfig
-from bertjax.models.family import ExposesAttention, HuggingFaceFamily, ModelFamily, possible_vocab_sizes
+from bertjax.models.family import HuggingFaceFamily
+from bertjax.models.transformer_family import TransformerFamily
 
 if TYPE_CHECKING:
-    from bertjax.nn.encoder_model import EncoderModel
+    from bertjax.nn.architecture import Architecture
 
 
-class EuroBertFamily(ModelFamily, ExposesAttention, HuggingFaceFamily):
+class EuroBertFamily(TransformerFamily, HuggingFaceFamily):
     """EuroBERT."""
 
     config_class = EuroBertConfig
-    supports_packing = True
     model_types = ("eurobert",)
 
-    def build(self, config: EuroBertConfig, compute: Compute) -> "EncoderModel":
-        """Returns the encoder, a `EuroBertModel`."""
-        from bertjax.models.eurobert.model import EuroBertModel
+    def architecture(self, config: EuroBertConfig) -> "Architecture":
+        """Returns the choices of EuroBERT.
 
-        return EuroBertModel(config, compute)
+        With the pooling "late", transformers averages the logits of all tokens. The logits of the mean are the same.
+        """
+        from bertjax.nn import architecture as choose
 
-    def forward_flops(self, config: EuroBertConfig, length: int) -> int:
-        """Returns the FLOPs of the layers for one row, see `ModelFamily.forward_flops`."""
-        hidden, queries = config.hidden_size, config.num_attention_heads * config.head_dim
-        keys = config.num_key_value_heads * config.head_dim
-        # Query and output; key and value; three feed-forward matrices.
-        per_token = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * config.intermediate_size
-        attention = 2 * length * length * queries  # scores and weighted values, all heads
-        return 2 * config.num_hidden_layers * (length * per_token + attention)
-
-    def infer_config(self, params: dict) -> dict[str, Sequence] | None:
-        """Returns the config fields that params imply, see `ModelFamily.infer_config`."""
-        kernels = params["bert"]["encoder"].get("layers", {})
-        if "key_value" not in kernels.get("attention", {}):
-            return None
-        layers, hidden, heads, head_dim = kernels["attention"]["query"]["kernel"].shape
-        fields: dict[str, Sequence] = {
-            "vocab_size": possible_vocab_sizes(params),
-            "hidden_size": (hidden,),
-            "num_hidden_layers": (layers,),
-            "num_attention_heads": (heads,),
-            "num_key_value_heads": (kernels["attention"]["key_value"]["kernel"].shape[-2],),
-            "head_dim": (head_dim,),
-            "intermediate_size": (kernels["input"]["kernel"].shape[-1],),
-        }
-        return fields | ({"tie_word_embeddings": (False,)} if "masked_lm" in params else {})
+        attention = choose.Attention(
+            config.num_attention_heads,
+            config.head_dim,
+            config.num_key_value_heads,
+            bias=False,
+            output_bias=False,
+            rotary=choose.Rotary(config.rope_theta),
+        )
+        feed_forward = choose.FeedForward(config.intermediate_size, "silu", gated=True, bias=False, output_bias=False)
+        norm, states = choose.RMSNorm(config.rms_norm_eps), choose.PooledStates
+        layer = choose.Layer(attention, feed_forward, norm, choose.PreNorm(), shares_keys=True)
+        pooled_states = {"bos": states.FIRST, "mean": states.MEAN, "late": states.EVERY}
+        return choose.Architecture(
+            choose.Embeddings(),
+            choose.Layers(config.num_hidden_layers, (layer,), norm=norm),
+            pooling=choose.Pooling(choose.DenseTransform("gelu"), pooled_states[config.classifier_pooling]),
+            word_head=choose.WordHead(None, bias=False, tied=config.tie_word_embeddings),
+        )
 
     def validate(self, config: ml_collections.ConfigDict) -> None:
         """Checks the number of key-value heads, and the head size."""

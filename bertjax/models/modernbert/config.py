@@ -38,7 +38,6 @@ class ModernBertConfig(ModelConfig):
     bias: bool = field(False, "form")
     family: str = field("modernbert", "form")
 
-    output: ClassVar[str] = "transform"
     type_vocab_size: ClassVar[int] = 1
 
     @property

@@ -3,84 +3,60 @@
 Most layers have no biases. By default, two of three layers have sliding-window attention.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ml_collections
-import numpy as np
 
 from bertjax.config.limits import require
-from bertjax.config.model_config import Compute
-from bertjax.models.family import (
-    ExposesAttention,
-    HuggingFaceFamily,
-    ImportsParams,
-    ModelFamily,
-    ProjectsEmbeddings,
-    possible_vocab_sizes,
-    projection_flops,
-)
+from bertjax.models.family import HuggingFaceFamily, ImportsParams, ProjectsEmbeddings
 from bertjax.models.modernbert.config import ModernBertConfig, ProjectedModernBertConfig
+from bertjax.models.transformer_family import TransformerFamily
 
 if TYPE_CHECKING:
-    from bertjax.nn.encoder_model import EncoderModel
+    from bertjax.nn.architecture import Architecture
 
 
-class ModernBertFamily(ModelFamily, ExposesAttention, ProjectsEmbeddings, ImportsParams, HuggingFaceFamily):
+class ModernBertFamily(TransformerFamily, ProjectsEmbeddings, ImportsParams, HuggingFaceFamily):
     """ModernBERT."""
 
     config_class = ModernBertConfig
-    supports_packing = True
     model_types = ("modernbert",)
 
-    def build(self, config: ModernBertConfig, compute: Compute) -> "EncoderModel":
-        """Returns the encoder, a `ModernBertModel`."""
-        from bertjax.models.modernbert.model import ModernBertModel
+    def architecture(self, config: ModernBertConfig) -> "Architecture":
+        """Returns the choices of ModernBERT. The pooler is the prediction head of transformers."""
+        from bertjax.nn import architecture as choose
+        from bertjax.nn.heads import dense_transform
 
-        return ModernBertModel(config, compute)
+        norm = choose.LayerNorm(config.layer_norm_eps, config.bias)
+        biases_and_scale: dict[str, Any] = dict(
+            bias=config.bias, output_bias=config.bias, output_init_scale=config.output_init_scale
+        )
+        feed_forward = choose.FeedForward(
+            config.intermediate_size, config.hidden_act, gated=config.glu, **biases_and_scale
+        )
 
-    def forward_flops(self, config: ModernBertConfig, length: int) -> int:
-        """Returns the FLOPs of the layers for one row, see `ModelFamily.forward_flops`."""
-        hidden, inner = config.hidden_size, config.intermediate_size
-        per_token = 4 * hidden * hidden + (3 if config.glu else 2) * hidden * inner
-        visible_keys = [
-            length if config.is_global(layer) else min(length, 2 * config.window + 1)
-            for layer in range(config.num_hidden_layers)
-        ]
-        # Projections and feed-forward layers; scores and weighted values.
-        layers = 2 * sum(length * per_token + 2 * length * keys * hidden for keys in visible_keys)
-        return projection_flops(config, length) + layers
+        def layer(number: int) -> choose.Layer:
+            is_global = config.is_global(number)
+            attention = choose.Attention(
+                config.num_attention_heads,
+                config.head_size,
+                rotary=choose.Rotary(config.global_rope_theta if is_global else config.local_rope_theta),
+                window=None if is_global else config.window,
+                **biases_and_scale,
+            )
+            residual = choose.PreNorm(before_attention=number > 0)
+            rate = config.attention_output_dropout_prob
+            return choose.Layer(attention, feed_forward, norm, residual, rate, shares_keys=True)
 
-    def infer_config(self, params: dict) -> dict[str, Sequence] | None:
-        """Returns the config fields that params imply, see `ModelFamily.infer_config`."""
-        encoder = params["bert"]["encoder"]
-        if "first" not in encoder:
-            return None
-        first, groups, rest = encoder["first"], encoder.get("groups", {}), encoder.get("rest", {})
-        in_groups = sum(layer["attention"]["output"]["kernel"].shape[0] for layer in groups.values())
-        input_shape = first["input"]["kernel"].shape
-        return {
-            "vocab_size": possible_vocab_sizes(params),
-            "hidden_size": params["bert"]["embeddings"]["word"]["embedding"].shape[1:],
-            "num_hidden_layers": (1 + in_groups + len(rest),),
-            "num_attention_heads": (first["attention"]["query_key_value"]["kernel"].shape[-2],),
-            "intermediate_size": (input_shape[-1],),
-            "glu": (len(input_shape) == 3,),
-            "bias": ("bias" in first["input"],),
-        }
-
-    def layer_ids(self, config: ModernBertConfig, path: tuple[str, ...]) -> np.ndarray | None:
-        """Returns the layer numbers of a param, see `ModelFamily.layer_ids` and `ModernBertEncoder`."""
-        if path[0] != "encoder":
-            return super().layer_ids(config, path)
-        period = config.global_attn_every_n_layers
-        groups = (config.num_hidden_layers - 1) // period
-        if path[1] == "first":
-            return np.array(1)
-        if path[1] in ("groups", "rest"):
-            in_group = 2 + int(path[2].removeprefix("layer_"))
-            return in_group + (period * np.arange(groups) if path[1] == "groups" else np.array(period * groups))
-        return None
+        # The first layer is global. The next layers form groups of local layers and then a global layer.
+        group = tuple(layer(1 + number) for number in range(config.global_attn_every_n_layers))
+        states = choose.PooledStates.MEAN if config.classifier_pooling == "mean" else choose.PooledStates.FIRST
+        return choose.Architecture(
+            choose.Embeddings(norm=norm, projects=config.projects_embeddings, projection_bias=config.bias),
+            choose.Layers(config.num_hidden_layers, group, layer(0), norm=norm),
+            pooling=choose.Pooling(dense_transform(config), states, transforms_tokens=True),
+            word_head=choose.WordHead(dense_transform(config)),
+        )
 
     def validate(self, config: ml_collections.ConfigDict) -> None:
         """Checks that the attention window and the head size are even."""

@@ -124,34 +124,6 @@ class ModernBertFormat(tensors.TableFormat):
         classifier = "spans" if is_question_answering else "classifier"
         return [classifier if part == "classifier" else part for part in super().parts_in(state_dict, fields)]
 
-    @staticmethod
-    def stack_layers(params: dict, config: ModernBertConfig) -> dict:
-        """Returns params with the layers in `first`, `groups` and `rest`, see `TableFormat.stack_layers`."""
-        import jax
-
-        bert = dict(params["bert"])
-        layers, period = list(bert.pop("layers").values()), config.global_attn_every_n_layers
-        count = (len(layers) - 1) // period
-        encoder = bert["encoder"] | {"first": layers[0]}
-        if count:
-            encoder["groups"] = {
-                f"layer_{number}": jax.tree.map(
-                    lambda *arrays: np.stack(arrays), *layers[1 + number : 1 + count * period : period]
-                )
-                for number in range(period)
-            }
-        if rest := layers[1 + count * period :]:
-            encoder["rest"] = {f"layer_{number}": layer for number, layer in enumerate(rest)}
-        return params | {"bert": bert | {"encoder": encoder}}
-
-    @staticmethod
-    def unstack_layers(params: dict, config: ModernBertConfig) -> dict:
-        """Returns params with separate layers, see `TableFormat.unstack_layers`."""
-        from bertjax.models.modernbert.model import layers_of
-
-        layers = layers_of(params["bert"]["encoder"], config)
-        return params | {"bert": params["bert"] | {"layers": dict(enumerate(layers))}}
-
 
 def _thetas(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns global_rope_theta and local_rope_theta, the bases of the rotary frequencies.

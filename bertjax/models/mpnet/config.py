@@ -22,7 +22,7 @@ class MPNetConfig(BertConfig):
     position_offset: int = field(1, "form", least=1, most=2**31 - 1)
 
     # MPNetEncoder.compute_position_bias has these two values, whatever config.json states.
-    relative_attention_num_buckets: ClassVar[int] = 32  # type: ignore[misc]
+    relative_attention_num_buckets: ClassVar[int] = 32
     relative_attention_max_distance: ClassVar[int] = 128
     hidden_act: ClassVar[str] = "gelu"  # type: ignore[misc]  # in layers and in the head for words
     type_vocab_size: ClassVar[int] = 0  # type: ignore[misc]

@@ -1,17 +1,14 @@
 """MPNet (Song et al. 2020): BERT without token types, with a relative position bias that all layers share."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from bertjax.config.model_config import Compute
 from bertjax.models.bert.family import EncoderLayersFamily
 from bertjax.models.family import HuggingFaceFamily
 from bertjax.models.mpnet.config import MPNetConfig
 
 if TYPE_CHECKING:
-    from bertjax.nn.encoder_model import EncoderModel
+    from bertjax.nn.architecture import Architecture
 
 
 class MPNetFamily(EncoderLayersFamily, HuggingFaceFamily):
@@ -21,19 +18,16 @@ class MPNetFamily(EncoderLayersFamily, HuggingFaceFamily):
     has_kernels = False
     model_types = ("mpnet",)
 
-    def build(self, config: MPNetConfig, compute: Compute) -> "EncoderModel":
-        """Returns the encoder, an `MPNetModel`."""
-        from bertjax.models.mpnet.model import MPNetModel
+    def architecture(self, config: Any) -> "Architecture":
+        """Returns BERT with a relative position bias, and with the dropout of RoBERTa before the pooler."""
+        from bertjax.nn.positions import RelativeBias
 
-        return MPNetModel(config, compute)
-
-    def infer_config(self, params: dict) -> dict[str, Sequence] | None:
-        """Returns the config fields that params imply, see `ModelFamily.infer_config`."""
-        return super().infer_config(params) if "relative_attention_bias" in params["bert"] else None
-
-    def layer_ids(self, config: MPNetConfig, path: tuple[str, ...]) -> np.ndarray | None:
-        """Returns the layer numbers of a param. The bias that all layers share has number 0, like the embeddings."""
-        return np.array(0) if path == ("relative_attention_bias",) else super().layer_ids(config, path)
+        bert = super().architecture(config)
+        return dataclasses.replace(
+            bert,
+            score_bias=RelativeBias(config.relative_attention_num_buckets, config.relative_attention_max_distance),
+            pooling=dataclasses.replace(bert.pooling, dropout=config.pooled_dropout_prob),
+        )
 
 
 FAMILY = MPNetFamily()

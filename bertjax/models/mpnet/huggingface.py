@@ -10,6 +10,7 @@ from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
 from bertjax.models import json_config
 from bertjax.models.bert import huggingface as bert
+from bertjax.models.bert import tf1_names
 from bertjax.models.mpnet.config import MPNetConfig
 from bertjax.models.roberta import huggingface as roberta
 
@@ -42,6 +43,13 @@ class MPNetFormat(bert.BertLayersFormat):
     }
     # The dense layer of a sequence classifier is the pooler of bertjax.
     replacements_by_suffix: ClassVar = roberta.RobertaFormat.replacements_by_suffix
+
+    def variable_table(self, config: MPNetConfig, labels: Mapping[str, int]) -> tf1_names.VariableTable:
+        """Returns the variables of a model, with the table of the position bias."""
+        table = super().variable_table(config, labels)
+        shape = config.relative_attention_num_buckets, config.num_attention_heads
+        table.array(("bert", "relative_attention_bias"), "bert/encoder/relative_attention_embeddings", *shape)
+        return table
 
     def check_exportable(self, config: BertConfig) -> None:
         """Checks that transformers has a class for a model, see `HuggingFaceFormat.check_exportable`."""

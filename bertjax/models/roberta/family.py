@@ -3,15 +3,15 @@
 XLM-R and CamemBERT have the same architecture.
 """
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
-from bertjax.config.model_config import Compute
 from bertjax.models.bert.family import BertLayersFamily
 from bertjax.models.family import HuggingFaceFamily
 from bertjax.models.roberta.config import RobertaConfig
 
 if TYPE_CHECKING:
-    from bertjax.nn.encoder_model import EncoderModel
+    from bertjax.nn.architecture import Architecture
 
 
 class RobertaFamily(BertLayersFamily, HuggingFaceFamily):
@@ -20,11 +20,10 @@ class RobertaFamily(BertLayersFamily, HuggingFaceFamily):
     config_class = RobertaConfig
     model_types: tuple[str, ...] = ("roberta", "xlm-roberta", "camembert")
 
-    def build(self, config: RobertaConfig, compute: Compute) -> "EncoderModel":
-        """Returns the encoder, a `RobertaModel`."""
-        from bertjax.models.roberta.model import RobertaModel
-
-        return RobertaModel(config, compute)
+    def architecture(self, config: Any) -> "Architecture":
+        """Returns BERT with dropout before the pooler, as in the RobertaClassificationHead of transformers."""
+        bert = super().architecture(config)
+        return dataclasses.replace(bert, pooling=dataclasses.replace(bert.pooling, dropout=config.pooled_dropout_prob))
 
 
 FAMILY = RobertaFamily()

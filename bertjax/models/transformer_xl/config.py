@@ -34,5 +34,4 @@ class TransformerXLConfig(ModelConfig):
     layer_norm_eps: float = field(1e-5, "behaviour", above=0, below=1)
     family: str = field("transformer_xl", "form")
 
-    output: ClassVar[str] = "bias"
     type_vocab_size: ClassVar[int] = 0

@@ -14,6 +14,7 @@ from bertjax.models.transformer_xl.config import TransformerXLConfig
 
 if TYPE_CHECKING:
     from bertjax.nn.encoder_model import EncoderModel
+    from bertjax.nn.heads import WordHead
 
 
 class TransformerXLFamily(ModelFamily, Recurrent, Decodes, ExposesAttention):
@@ -32,6 +33,12 @@ class TransformerXLFamily(ModelFamily, Recurrent, Decodes, ExposesAttention):
     def lm_type(self, config: TransformerXLConfig) -> LmType:
         """Returns the task of language modelling, see `ModelFamily.lm_type`."""
         return "causal"
+
+    def word_head(self, config: TransformerXLConfig) -> "WordHead":
+        """Returns the decoder with a bias, without a transform."""
+        from bertjax.nn.heads import WordHead
+
+        return WordHead(None, tied=config.tie_word_embeddings)
 
     def forward_flops(self, config: TransformerXLConfig, length: int) -> int:
         """Returns the FLOPs of the layers for one row, see `ModelFamily.forward_flops`."""

@@ -9,9 +9,12 @@ import jax.numpy as jnp
 from bertjax.config.model_config import Compute
 from bertjax.models.transformer_xl.config import TransformerXLConfig
 from bertjax.nn import relative_attention
-from bertjax.nn.attention import Dense, LayerNorm
-from bertjax.nn.encoder import Embedding, activate, recomputed, scan_layers
+from bertjax.nn.activations import activate
+from bertjax.nn.dense import Dense
+from bertjax.nn.embedding_table import Embedding
+from bertjax.nn.encoder import recomputed, scan_layers
 from bertjax.nn.encoder_model import EncoderModel, layer_inputs
+from bertjax.nn.norm import layer_norm
 from bertjax.nn.ops.dropout import dropout, fold_in
 from bertjax.nn.ops.plain_attention import KeyValueCache, visible
 from bertjax.nn.ops.recurrent_memory import RecurrentMemory, last_states
@@ -203,13 +206,13 @@ class TransformerXLLayer(nn.Module):
             read, next_states = read.joined(cache, places[0])
         attended = attention(x, read, biases, mask, keys[0])
         no_bias = jnp.zeros(hidden, attended.dtype)
-        x = LayerNorm(config, compute, name="attention_norm").of_sum(x, attended, no_bias, keys[1])
+        x = layer_norm(config, compute, "attention_norm").of_sum(x, attended, no_bias, keys[1], rate)
 
         inner = Dense(config, compute, hidden, wide, ("embed", "mlp"), name="intermediate")(x, keys[2])
         inner = nn.with_logical_constraint(activate(inner, config.hidden_act, compute), ("batch", "length", "mlp"))
         output = Dense(config, compute, wide, hidden, ("mlp", "embed"), name="output")
         outer = output.product(dropout(inner, rate, keys[2]), keys[2])
-        x = LayerNorm(config, compute, name="output_norm").of_sum(x, outer, output.bias, keys[3])
+        x = layer_norm(config, compute, "output_norm").of_sum(x, outer, output.bias, keys[3], rate)
         x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
         return x, (x if self.every_layer else None, next_states)
 

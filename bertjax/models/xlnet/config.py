@@ -26,7 +26,6 @@ class XlnetConfig(ModelConfig):
     layer_norm_eps: float = field(1e-12, "behaviour", above=0, below=1)
     family: str = field("xlnet", "form")
 
-    output: ClassVar[str] = "bias"
     # Text A, text B and [CLS]. Attention depends on whether two tokens have the same type.
     type_vocab_size: ClassVar[int] = 3
 

@@ -22,6 +22,7 @@ from bertjax.text.tokenizer import XLNET
 
 if TYPE_CHECKING:
     from bertjax.nn.encoder_model import EncoderModel
+    from bertjax.nn.heads import WordHead
 
 
 class XlnetFamily(ModelFamily, Recurrent, TwoStreamAttention, ExposesAttention, NamesSpecialTokens, HuggingFaceFamily):
@@ -42,6 +43,12 @@ class XlnetFamily(ModelFamily, Recurrent, TwoStreamAttention, ExposesAttention, 
     def lm_type(self, config: XlnetConfig) -> LmType:
         """Returns the task of language modelling, see `ModelFamily.lm_type`."""
         return "permuted"
+
+    def word_head(self, config: XlnetConfig) -> "WordHead":
+        """Returns the decoder with a bias, without a transform."""
+        from bertjax.nn.heads import WordHead
+
+        return WordHead(None, tied=config.tie_word_embeddings)
 
     def forward_flops(self, config: XlnetConfig, length: int) -> int:
         """Returns the FLOPs of the layers for one row, see `ModelFamily.forward_flops`."""

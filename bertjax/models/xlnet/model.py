@@ -9,9 +9,12 @@ import jax.numpy as jnp
 from bertjax.config.model_config import Compute
 from bertjax.models.xlnet.config import XlnetConfig
 from bertjax.nn import relative_attention
-from bertjax.nn.attention import Dense, LayerNorm
-from bertjax.nn.encoder import Embedding, activate, recomputed, scan_layers
+from bertjax.nn.activations import activate
+from bertjax.nn.dense import Dense
+from bertjax.nn.embedding_table import Embedding
+from bertjax.nn.encoder import recomputed, scan_layers
 from bertjax.nn.encoder_model import EncoderModel, layer_inputs
+from bertjax.nn.norm import layer_norm
 from bertjax.nn.ops.dropout import dropout, fold_in
 from bertjax.nn.ops.plain_attention import visible
 from bertjax.nn.ops.recurrent_memory import RecurrentMemory, last_states
@@ -248,13 +251,13 @@ class XlnetLayer(nn.Module):
           views: see `XlnetEncoder`.
           dropout_keys: `[batch]`, or None.
         """
-        config, compute = self.config, self.compute
+        config, compute, rate = self.config, self.compute, self.config.hidden_dropout_prob
         hidden, wide = (config.hidden_size,), (config.intermediate_size,)
         attention = relative_attention.RelativeAttention(config, compute, name="attention")
         biases = relative_attention.RelativeBiases(config, name="biases")()
         segment_bias, segment_embedding = self._segment_params()
-        attention_norm = LayerNorm(config, compute, name="attention_norm")
-        output_norm = LayerNorm(config, compute, name="output_norm")
+        attention_norm = layer_norm(config, compute, "attention_norm")
+        output_norm = layer_norm(config, compute, "output_norm")
         intermediate = Dense(config, compute, hidden, wide, ("embed", "mlp"), name="intermediate")
         output = Dense(config, compute, wide, hidden, ("mlp", "embed"), name="output")
 
@@ -269,11 +272,11 @@ class XlnetLayer(nn.Module):
             keys = [fold_in(stream_keys, site) for site in range(4)]
             segments = relative_attention.SegmentTerm(segment_bias, segment_embedding, view.is_same)
             attended = attention(x, read, biases, view.mask, keys[0], segments, view.places)
-            x = attention_norm.of_sum(x, attended, None, keys[1])
+            x = attention_norm.of_sum(x, attended, None, keys[1], rate)
             inner = activate(intermediate(x, keys[2]), config.hidden_act, compute)
             inner = nn.with_logical_constraint(inner, ("batch", "length", "mlp"))
-            inner = dropout(inner, config.hidden_dropout_prob, keys[2])
-            x = output_norm.of_sum(x, output.product(inner, keys[3]), output.bias, keys[3])
+            inner = dropout(inner, rate, keys[2])
+            x = output_norm.of_sum(x, output.product(inner, keys[3]), output.bias, keys[3], rate)
             return nn.with_logical_constraint(x, ("batch", "length", "embed"))
 
         outputs = tuple(

@@ -36,6 +36,7 @@ def plain_attention(
     tile: Tile | None = None,
     window: int | None = None,
     bias: Array | None = None,
+    soft_cap: float | None = None,
 ) -> Array:
     """Queries, keys, values `[batch, length, 3, heads, size]` -> `[batch, length, heads * size]`, within segments.
 
@@ -49,9 +50,10 @@ def plain_attention(
       tile: see `tiled_attention.Settings`.
       window: tokens attend to tokens at most this number of places away (for long texts see `window_attention`).
       bias: see `attend_in_layout`.
+      soft_cap: see `tiled_attention.Settings`.
     """
     rate = 0.0 if dropout_keys is None else rate
-    settings = Settings(rate, compute, WholeRows(causal, window), tile)
+    settings = Settings(rate, compute, WholeRows(causal, window), tile, soft_cap)
     context = attend_in_layout(query_key_value, segments, dropout_keys, bias, settings)
     return context.reshape(*context.shape[:2], -1)
 

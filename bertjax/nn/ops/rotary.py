@@ -3,7 +3,7 @@
 Queries and keys are rotated by angles that grow with the position, so that their products depend on distances only.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -16,17 +16,18 @@ class Rotation(NamedTuple):
     sines: Array
 
 
-def rotation(positions: Array, size: int, theta: float) -> Rotation:
-    """Returns the rotation of heads: `theta ** (-2 i / size)` radians per position for the pair i.
+def rotation(positions: Array, frequencies: Any, factor: float = 1.0) -> Rotation:
+    """Returns the rotation of heads at positions.
 
     Args:
       positions: `[batch, length]`, within the sequences.
-      size: the size of a head.
-      theta: the base.
+      frequencies: the radians per position of each pair, float32 `[size / 2]`.
+      factor: multiplies cosines and sines.
     """
-    frequencies = theta ** (-jnp.arange(0, size, 2, dtype=jnp.float32) / size)
     angles = positions[..., None].astype(jnp.float32) * frequencies
-    return Rotation(jnp.cos(angles), jnp.sin(angles))
+    return Rotation(
+        *(function(angles) * factor if factor != 1 else function(angles) for function in (jnp.cos, jnp.sin))
+    )
 
 
 def rotate(query_key_value: Array, by: Rotation) -> Array:

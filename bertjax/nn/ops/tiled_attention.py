@@ -52,12 +52,15 @@ class Settings(NamedTuple):
       compute: the dtypes.
       layout: the arrangement of queries and keys.
       tile: the rows and heads that are computed at a time, which divide batch and heads; None: everything at once.
+      soft_cap: scores are capped smoothly, `soft_cap * tanh(scores / soft_cap)`, before the bias is added (Gemma 2);
+        None: no cap.
     """
 
     rate: float
     compute: Compute
     layout: AttentionLayout
     tile: Tile | None
+    soft_cap: float | None = None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -80,12 +83,13 @@ def attend_in_layout(
 def _attend_forward(
     query_key_value: Array, segments: Array, dropout_keys: Array | None, bias: Array | None, settings: Settings
 ) -> tuple[Array, Any]:
-    rate, compute, layout, tile = settings
+    rate, compute, layout, tile, soft_cap = settings
 
     def forward(query_key_value: Array, by_row: Any, first_head: Any) -> tuple[Array, Array]:
         mask, dropout_keys = by_row
         query, key, value = _by_head(query_key_value, layout)
-        scores = _scores(query, layout.keys_of(key), mask, compute, _of_heads(bias, first_head, query))
+        products = _capped(_products(query, layout.keys_of(key), compute), soft_cap)
+        scores = _masked(products, mask, _of_heads(bias, first_head, query))
         largest = scores.max(-1, keepdims=True)
         exponentials = jnp.exp(scores - largest)
         sums = exponentials.sum(-1, keepdims=True)
@@ -105,7 +109,7 @@ def _attend_forward(
 
 
 def _attend_backward(settings: Settings, saved: Any, grad: Array) -> tuple[Array, None, None, Array | None]:
-    rate, compute, layout, tile = settings
+    rate, compute, layout, tile, soft_cap = settings
 
     def backward(by_head: Any, by_row: Any, first_head: Any) -> tuple[Array, Array | None]:
         """Recomputes scores and dropout, because they would take most of the memory."""
@@ -114,7 +118,8 @@ def _attend_backward(settings: Settings, saved: Any, grad: Array) -> tuple[Array
         query, key, value = _by_head(query_key_value, layout)
         keys, values, grad = layout.keys_of(key), layout.keys_of(value), layout.by_head(grad)
         log_sums, mean = (x.reshape(*query.shape[:-1], 1) for x in (log_sums, mean))
-        probs = jnp.exp(_scores(query, keys, mask, compute, _of_heads(bias, first_head, query)) - log_sums)
+        products = _capped(_products(query, keys, compute), soft_cap)
+        probs = jnp.exp(_masked(products, mask, _of_heads(bias, first_head, query)) - log_sums)
 
         start = first_head * query.shape[2] ** 2
         kept_probs = dropout(probs.astype(compute.dtype), rate, dropout_keys, start)
@@ -123,6 +128,8 @@ def _attend_backward(settings: Settings, saved: Any, grad: Array) -> tuple[Array
         grad_probs = dropout(grad_probs, rate, dropout_keys, start)
         grad_scores = probs * (grad_probs - mean)
         grad_bias = None if bias is None else jnp.swapaxes(grad_scores.sum(0, keepdims=True), 1, 2)
+        if soft_cap is not None:  # the derivative of the cap
+            grad_scores = grad_scores * (1 - jnp.square(products / soft_cap))
         grad_scores = grad_scores / math.sqrt(query.shape[-1])
         grad_query = multiply(grad_scores, keys, compute)
         grad_keys = multiply(grad_scores, query, compute, transpose_a=True)
@@ -153,8 +160,16 @@ def _of_heads(bias: Array | None, first: Any, query: Array) -> Array | None:
     return None if bias is None else jax.lax.dynamic_slice_in_dim(bias, first, query.shape[1])
 
 
-def _scores(query: Array, keys: Array, mask: Array, compute: Compute, bias: Array | None) -> Array:
-    """Queries and keys `[..., size]`, a mask and a bias -> scores `[..., queries, keys]` in float32."""
-    scores = multiply(query, keys, compute, transpose_b=True, dtype=jnp.float32) / math.sqrt(query.shape[-1])
+def _products(query: Array, keys: Array, compute: Compute) -> Array:
+    """Queries and keys `[..., size]` -> products over the root of the size, float32 `[..., queries, keys]`."""
+    return multiply(query, keys, compute, transpose_b=True, dtype=jnp.float32) / math.sqrt(query.shape[-1])
+
+
+def _capped(scores: Array, soft_cap: float | None) -> Array:
+    return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
+
+
+def _masked(scores: Array, mask: Array, bias: Array | None) -> Array:
+    """Returns the scores plus a bias, and the lowest number where the mask is False."""
     scores = scores if bias is None else scores + bias
     return jnp.where(mask, scores, jnp.finfo(jnp.float32).min)

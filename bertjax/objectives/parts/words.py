@@ -136,9 +136,9 @@ class WordObjective(Objective):
 
     def heads(self, config: BertConfig, compute: Compute) -> "dict[str, nn.Module]":
         """Returns the head of masked language models, which all types of language models use."""
-        from bertjax.nn.heads import MaskedLanguageModelHead
+        from bertjax.models.heads import masked_lm_head
 
-        return {"masked_lm": MaskedLanguageModelHead(config, compute)}
+        return {"masked_lm": masked_lm_head(config, compute)}
 
     def loss(self, encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array") -> tuple["jax.Array", Metrics]:
         """Returns the cross-entropy and the accuracy."""
@@ -154,9 +154,7 @@ class WordObjective(Objective):
 
     def flops(self, config: BertConfig, row: RowSize) -> int:
         """Returns the FLOPs of the head."""
-        from bertjax.nn.heads import word_flops
-
-        return word_flops(config, row.predictions)
+        return families.family_of(config).word_head(config).flops(config, row.predictions)
 
     def validate(self, config: "ConfigDict") -> None:
         """Checks that the encoder is a language model of the type `lm_type`, and checks `required_values`."""
