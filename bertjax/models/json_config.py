@@ -213,30 +213,6 @@ def head_size(fields: Mapping[str, Any]) -> int | None:
     return hidden // heads if type(hidden) is int and type(heads) is int and heads > 0 else None
 
 
-def rope_theta(path: epath.Path, name: str, rope: Any) -> Any:
-    """Returns the base of the rotary frequencies from a JSON object of config.json; None without a base.
-
-    Args:
-      path: the file, for messages.
-      name: the name of the field with the object, for messages: rope_scaling, or a field of rope_parameters.
-      rope: the object, or None.
-
-    Raises:
-      UserError: if the object has a type of scaling that is not supported.
-    """
-    if rope is None:
-        return None
-    if not isinstance(rope, dict):
-        raise UserError(f"{path}: {name} {rope!r} must be a JSON object")
-    supported = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0, "rope_theta": ...}
-    for field, value in rope.items():
-        if field not in supported:
-            raise UserError(f"{path}: {name}.{field} {value!r} is not supported; supported: {', '.join(supported)}")
-        if field != "rope_theta" and value != supported[field]:
-            raise UserError(f"{path}: {name}.{field} {value!r} is not supported; supported: {supported[field]!r}")
-    return rope.get("rope_theta")
-
-
 def _activation(path: epath.Path, name: str, value: Any) -> str:
     """Returns the name in bertjax of an activation.
 

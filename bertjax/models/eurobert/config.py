@@ -26,6 +26,7 @@ class EuroBertConfig(ModelConfig):
     initializer_range: float = field(0.02, above=0, below=1)
     rms_norm_eps: float = field(1e-5, "behaviour", above=0, below=1)
     rope_theta: float = field(250_000.0, "behaviour", above=0)
+    rope_scaling: str = field("", "behaviour")  # see `models.rope`
     # The pooled output of a text. bos: the dense layer of the first state. mean: the dense layer of the mean state.
     # late: the mean over all hidden states of the dense layer.
     classifier_pooling: str = field("late", choices=("bos", "mean", "late"))

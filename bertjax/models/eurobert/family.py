@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import ml_collections
 
 from bertjax.config.limits import require
+from bertjax.models import rope
 from bertjax.models.eurobert.config import EuroBertConfig
 from bertjax.models.family import HuggingFaceFamily
 from bertjax.models.transformer_family import TransformerFamily
@@ -36,7 +37,7 @@ class EuroBertFamily(TransformerFamily, HuggingFaceFamily):
             config.num_key_value_heads,
             bias=False,
             output_bias=False,
-            rotary=choose.Rotary(config.rope_theta),
+            rotary=rope.rotary_of(config.rope_theta, config.rope_scaling),
         )
         feed_forward = choose.FeedForward(config.intermediate_size, "silu", gated=True, bias=False, output_bias=False)
         norm, states = choose.RMSNorm(config.rms_norm_eps), choose.PooledStates
@@ -50,7 +51,8 @@ class EuroBertFamily(TransformerFamily, HuggingFaceFamily):
         )
 
     def validate(self, config: ml_collections.ConfigDict) -> None:
-        """Checks the number of key-value heads, and the head size."""
+        """Checks the number of key-value heads, the head size, and the scaling of rotary positions."""
+        rope.validate_scaling(config.model.rope_scaling, "model.rope_scaling")
         heads, keys, size = (config.model[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
         remedy = f"must divide model.num_attention_heads = {heads}"
         require(heads % keys == 0, "model.num_key_value_heads", keys, remedy)

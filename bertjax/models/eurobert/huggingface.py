@@ -7,15 +7,17 @@ import numpy as np
 from etils import epath
 
 from bertjax.common.errors import UserError
-from bertjax.models import json_config, tensors
+from bertjax.models import json_config, rope, tensors
 from bertjax.models.eurobert.config import EuroBertConfig
 
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rope_theta")
 SUPPORTED_VALUES = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
-# Other fields that are read, or that have no effect: the fields of `_theta`; clf_pooling, the former name of
+# Other fields that are read, or that have no effect: the fields of `rope.read_rope`; clf_pooling, the former name of
 # classifier_pooling; and pretraining_tp, which splits matrix products.
 READ = ("clf_pooling", "pretraining_tp", "rope_parameters", "rope_scaling")
-FIELDS = json_config.ConfigFields(EuroBertConfig, "eurobert", REQUIRED, ("family",), only=SUPPORTED_VALUES, also=READ)
+FIELDS = json_config.ConfigFields(
+    EuroBertConfig, "eurobert", REQUIRED, ("family", "rope_scaling"), only=SUPPORTED_VALUES, also=READ
+)
 
 
 class EuroBertFormat(tensors.TableFormat):
@@ -54,12 +56,13 @@ class EuroBertFormat(tensors.TableFormat):
             values["head_dim"] = json_config.head_size(fields)
         if values["num_key_value_heads"] is None:
             values["num_key_value_heads"] = fields.get("num_attention_heads")
-        return FIELDS.build(path, values | _theta(path, fields))
+        theta, scaling = rope.read_rope(path, fields)
+        return FIELDS.build(path, values | {"rope_scaling": scaling} | ({} if theta is None else {"rope_theta": theta}))
 
     def to_fields(self, config: EuroBertConfig) -> dict[str, Any]:
         """Returns the fields of config.json, with the fields of both old and new versions of transformers."""
-        rope = {"rope_type": "default", "rope_theta": config.rope_theta}
-        return FIELDS.to_fields(config) | SUPPORTED_VALUES | {"rope_parameters": rope}
+        rope_parameters = rope.rope_fields(config.rope_theta, config.rope_scaling)
+        return FIELDS.to_fields(config) | SUPPORTED_VALUES | {"rope_parameters": rope_parameters}
 
     def table(self, config: EuroBertConfig, parts: Collection[str], labels: int) -> tensors.TensorTable:
         """Returns the tensors of a model, see `TableFormat.table`."""
@@ -115,15 +118,6 @@ def _without_code(fields: Mapping[str, Any]) -> dict[str, Any]:
         str(name).rpartition(".")[2].startswith("EuroBert") for name in code.values()
     )
     return {name: value for name, value in fields.items() if name != "auto_map" or not is_published}
-
-
-def _theta(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns {"rope_theta": base} from rope_scaling, rope_parameters or rope_theta, in this order; else {}."""
-    objects = {name: fields.get(name) for name in ("rope_scaling", "rope_parameters")}
-    thetas = {name: json_config.rope_theta(path, name, rope) for name, rope in objects.items()}
-    used = next((thetas[name] for name, rope in objects.items() if rope), None)
-    theta = fields.get("rope_theta") if used is None else used
-    return {} if theta is None else {"rope_theta": theta}
 
 
 FORMAT = EuroBertFormat()

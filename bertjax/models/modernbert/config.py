@@ -31,6 +31,8 @@ class ModernBertConfig(ModelConfig):
     local_attention: int = field(128, "behaviour", least=2, most=2**31 - 1)
     global_rope_theta: float = field(160_000.0, "behaviour", above=0)
     local_rope_theta: float = field(10_000.0, "behaviour", above=0)
+    global_rope_scaling: str = field("", "behaviour")  # see `models.rope`
+    local_rope_scaling: str = field("", "behaviour")
     # cls: pools the state of [CLS]. mean: pools the mean state.
     classifier_pooling: str = field("cls", choices=("cls", "mean"))
     glu: bool = field(True, "form")  # True: gated feed-forward networks (GeGLU); False: as in BERT

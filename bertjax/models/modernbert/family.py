@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import ml_collections
 
 from bertjax.config.limits import require
+from bertjax.models import rope
 from bertjax.models.family import HuggingFaceFamily, ImportsParams, ProjectsEmbeddings
 from bertjax.models.modernbert.config import ModernBertConfig, ProjectedModernBertConfig
 from bertjax.models.transformer_family import TransformerFamily
@@ -35,12 +36,15 @@ class ModernBertFamily(TransformerFamily, ProjectsEmbeddings, ImportsParams, Hug
             config.intermediate_size, config.hidden_act, gated=config.glu, **biases_and_scale
         )
 
+        global_rotary = rope.rotary_of(config.global_rope_theta, config.global_rope_scaling)
+        local_rotary = rope.rotary_of(config.local_rope_theta, config.local_rope_scaling)
+
         def layer(number: int) -> choose.Layer:
             is_global = config.is_global(number)
             attention = choose.Attention(
                 config.num_attention_heads,
                 config.head_size,
-                rotary=choose.Rotary(config.global_rope_theta if is_global else config.local_rope_theta),
+                rotary=global_rotary if is_global else local_rotary,
                 window=None if is_global else config.window,
                 **biases_and_scale,
             )
@@ -59,8 +63,10 @@ class ModernBertFamily(TransformerFamily, ProjectsEmbeddings, ImportsParams, Hug
         )
 
     def validate(self, config: ml_collections.ConfigDict) -> None:
-        """Checks that the attention window and the head size are even."""
+        """Checks that the attention window and the head size are even, and the scalings of rotary positions."""
         model = config.model
+        for field in ("global_rope_scaling", "local_rope_scaling"):
+            rope.validate_scaling(model[field], f"model.{field}")
         require(model.local_attention % 2 == 0, "model.local_attention", model.local_attention, "must be even")
         head = model.hidden_size // model.num_attention_heads
         remedy = f"must give an even head size for rotary positions, but hidden_size / num_attention_heads = {head}"

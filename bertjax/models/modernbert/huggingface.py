@@ -7,7 +7,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.common.errors import UserError
-from bertjax.models import json_config, tensors
+from bertjax.models import json_config, rope, tensors
 from bertjax.models.modernbert.config import ModernBertConfig
 
 # {field of `ModernBertConfig`: field of config.json} where the names differ.
@@ -18,6 +18,7 @@ NAMES = {
     "attention_output_dropout_prob": "attention_dropout",  # transformers also drops attention probabilities
 }
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+KINDS = {"global": "full_attention", "local": "sliding_attention"}  # of layers, as in config.json
 BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
 SUPPORTED_VALUES = {"embedding_dropout": 0.0, "mlp_dropout": 0.0, "decoder_bias": True}
 # Other fields that `read_config` reads. The last four fields are for training and do not affect predictions.
@@ -26,7 +27,14 @@ READ = (
     "deterministic_flash_attn", "initializer_cutoff_factor", "sparse_pred_ignore_index", "sparse_prediction",
 )  # fmt: skip
 
-FIELDS = json_config.ConfigFields(ModernBertConfig, "modernbert", REQUIRED, ("glu", "family"), NAMES, also=READ)
+FIELDS = json_config.ConfigFields(
+    ModernBertConfig,
+    "modernbert",
+    REQUIRED,
+    ("glu", "family", "global_rope_scaling", "local_rope_scaling"),
+    NAMES,
+    also=READ,
+)
 
 
 class ModernBertFormat(tensors.TableFormat):
@@ -62,7 +70,7 @@ class ModernBertFormat(tensors.TableFormat):
             )
         if fields.get("head_dim") not in (None, size := json_config.head_size(fields)):
             raise UserError(f"{path}: head_dim {fields['head_dim']!r} is not supported; supported: {size!r}")
-        values |= _thetas(path, fields) | _pattern(path, fields)
+        values |= _ropes(path, fields) | _pattern(path, fields)
         if "sliding_window" in fields:  # half the window size
             if type(fields["sliding_window"]) is not int:
                 raise UserError(f"{path}: sliding_window is {fields['sliding_window']!r}; expected int")
@@ -72,14 +80,17 @@ class ModernBertFormat(tensors.TableFormat):
     def to_fields(self, config: ModernBertConfig) -> dict[str, Any]:
         """Returns the fields of config.json, with the fields of both old and new versions of transformers."""
         kinds = {True: "full_attention", False: "sliding_attention"}
-        thetas = {"full_attention": config.global_rope_theta, "sliding_attention": config.local_rope_theta}
+        ropes = {
+            kind: rope.rope_fields(getattr(config, f"{name}_rope_theta"), getattr(config, f"{name}_rope_scaling"))
+            for name, kind in KINDS.items()
+        }
         return {
             **FIELDS.to_fields(config),
             **dict.fromkeys(BIASES, config.bias),
             **SUPPORTED_VALUES,
             "classifier_activation": config.hidden_act,
             "layer_types": [kinds[config.is_global(number)] for number in range(config.num_hidden_layers)],
-            "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
+            "rope_parameters": ropes,
         }
 
     def check_exportable(self, config: ModernBertConfig) -> None:
@@ -125,25 +136,23 @@ class ModernBertFormat(tensors.TableFormat):
         return [classifier if part == "classifier" else part for part in super().parts_in(state_dict, fields)]
 
 
-def _thetas(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns global_rope_theta and local_rope_theta, the bases of the rotary frequencies.
+def _ropes(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the bases and the scalings of the rotary frequencies of global and local layers.
 
-    The values are from rope_scaling, from rope_parameters by layer type, or from the fields of the same names, in this
-    order.
+    A base is from rope_scaling, from rope_parameters by layer type, or from the field of the same name, in this order.
     """
-    kinds = {"global_rope_theta": "full_attention", "local_rope_theta": "sliding_attention"}
+    values = {}
     by_kind = fields.get("rope_parameters") or {}
-    if not isinstance(by_kind, dict) or by_kind.keys() - set(kinds.values()):
+    if not isinstance(by_kind, dict) or by_kind.keys() - set(KINDS.values()):
         raise UserError(
-            f"{path}: rope_parameters {by_kind!r} must be a JSON object with the keys {' and '.join(kinds.values())}"
+            f"{path}: rope_parameters {by_kind!r} must be a JSON object with the keys {' and '.join(KINDS.values())}"
         )
-    of_all = json_config.rope_theta(path, "rope_scaling", fields.get("rope_scaling"))
-    thetas = {}
-    for name, kind in kinds.items():
-        of_kind = json_config.rope_theta(path, f"rope_parameters.{kind}", by_kind.get(kind))
-        theta = of_kind if of_all is None else of_all
-        thetas[name] = fields.get(name, getattr(ModernBertConfig, name)) if theta is None else theta
-    return thetas
+    for name, kind in KINDS.items():
+        field, is_stated = f"{name}_rope_theta", kind in by_kind or fields.get("rope_scaling") is not None
+        found = rope.read_rope(path, dict(fields) | {"rope_theta": None}, kind) if is_stated else rope.Rope(None)
+        values[field] = fields.get(field, getattr(ModernBertConfig, field)) if found.theta is None else found.theta
+        values[f"{name}_rope_scaling"] = found.scaling
+    return values
 
 
 def _pattern(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,161 @@
+"""The fields of rotary positions: the scaling in a model config, and the forms of transformers 4 and 5 in config.json.
+
+A model config stores a scaling as a text, the name and the numbers of `nn.positions`: "linear factor=4.0". The field is
+`rope_scaling`; "" is no scaling.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from etils import epath
+
+from bertjax.common.errors import UserError
+
+if TYPE_CHECKING:
+    from bertjax.nn.positions import Rotary, RotaryScaling
+
+# {field of a rope object in config.json: field of the scaling}. All other fields of the scaling have equal names.
+NAMES = {"original_max_position_embeddings": "original_length"}
+# {type of scaling: the fields of the rope object}, in the order of the text. The first field is required.
+TYPES = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
+}
+# {field of a rope object: the only supported value}
+SUPPORTED_VALUES = {"partial_rotary_factor": 1.0, "truncate": True}
+
+
+class Rope(NamedTuple):
+    """The rotary positions in a config.json.
+
+    Attributes:
+      theta: the base of the frequencies; None if config.json has none.
+      scaling: the text of the scaling, "" for no scaling.
+    """
+
+    theta: float | None
+    scaling: str = ""
+
+
+def rotary_of(theta: float, scaling: str) -> "Rotary":
+    """Returns the rotary positions of a model config.
+
+    Args:
+      theta: the base of the frequencies.
+      scaling: the text of the scaling.
+    """
+    from bertjax.nn.positions import Rotary
+
+    return Rotary(theta, parse_scaling(scaling))
+
+
+def parse_scaling(text: str) -> "RotaryScaling | None":
+    """Returns the scaling of a text such as "linear factor=4.0"; None for "".
+
+    Raises:
+      UserError: for an unknown scaling, or if the fields are not the fields of the scaling. The message is without the
+        name of the field, because callers add it.
+    """
+    from bertjax.nn import positions
+
+    if not text:
+        return None
+    name, *settings = text.split()
+    classes = {
+        "linear": positions.LinearScaling, "llama3": positions.Llama3Scaling, "yarn": positions.YarnScaling,
+    }  # fmt: skip
+    if name not in classes:
+        raise UserError(f"choose one of {', '.join(classes)}, with its fields: 'linear factor=4.0'")
+    values = dict(setting.partition("=")[::2] for setting in settings)
+    fields = dataclasses.fields(classes[name])
+    required = {field.name for field in fields if field.default is dataclasses.MISSING}
+    if not required <= values.keys() <= {field.name for field in fields}:
+        raise UserError(f"{name} needs the fields {', '.join(f'{field.name}=NUMBER' for field in fields)}")
+    try:
+        numbers = {field.name: field.type(values[field.name]) for field in fields if field.name in values}
+    except ValueError:
+        raise UserError(f"{name} needs numbers: {', '.join(f'{field.name}=NUMBER' for field in fields)}") from None
+    if min(numbers.values()) <= 0:
+        raise UserError(f"the fields of {name} must be above 0")
+    return classes[name](**numbers)
+
+
+def validate_scaling(text: str, field: str) -> None:
+    """Raises `UserError` with the name of the field if `text` is not a scaling."""
+    try:
+        parse_scaling(text)
+    except UserError as error:
+        raise UserError(f"config.{field} = {text!r}: {error}") from None
+
+
+def read_rope(path: epath.Path, fields: Mapping[str, Any], kind: str = "") -> Rope:
+    """Returns the rotary positions of a config.json.
+
+    transformers 5 writes rope_parameters: one object, or an object for each kind of layer. transformers 4 writes
+    rope_theta, and rope_scaling for a scaling. As in transformers 5, rope_scaling replaces rope_parameters, and the
+    base of an object precedes rope_theta.
+
+    Args:
+      path: the file, for messages.
+      fields: the content of the file.
+      kind: the kind of layer, such as "full_attention"; "" if all layers have the same positions.
+
+    Raises:
+      UserError: if an object is damaged, or has a scaling that bertjax does not have.
+    """
+    name, rope = "rope_scaling", fields.get("rope_scaling")
+    if rope is None:
+        name, rope = "rope_parameters", fields.get("rope_parameters")
+        if kind and isinstance(rope, dict) and kind in rope:
+            name, rope = f"rope_parameters.{kind}", rope[kind]
+    theta = fields.get("rope_theta")
+    if rope is None:
+        return Rope(theta)
+    if not isinstance(rope, dict):
+        raise UserError(f"{path}: {name} {rope!r} must be a JSON object")
+    if "rope_type" in rope and rope.get("type", rope["rope_type"]) != rope["rope_type"]:
+        raise UserError(f"{path}: {name}.type is {rope['type']!r}; expected {rope['rope_type']!r}; delete type")
+    stated = rope.get("rope_type", rope.get("type", "default"))
+    if stated != "default" and stated not in TYPES:
+        supported = ", ".join(map(repr, ("default", *TYPES)))
+        raise UserError(f"{path}: {name}.rope_type {stated!r} is not supported; supported: {supported}")
+    known = {"rope_type", "type", "rope_theta", *TYPES.get(stated, ()), *SUPPORTED_VALUES}
+    for field, value in rope.items():
+        if field not in known:
+            raise UserError(f"{path}: {name}.{field} {value!r} is not supported; supported: {', '.join(sorted(known))}")
+        if field in SUPPORTED_VALUES and value != SUPPORTED_VALUES[field]:
+            raise UserError(
+                f"{path}: {name}.{field} {value!r} is not supported; supported: {SUPPORTED_VALUES[field]!r}"
+            )
+    theta = rope.get("rope_theta", theta)
+    return Rope(theta, "" if stated == "default" else _scaling_text(path, name, stated, rope, fields))
+
+
+def _scaling_text(path: epath.Path, name: str, stated: str, rope: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
+    """Returns the text of the scaling in an object of config.json."""
+    given = {"original_max_position_embeddings": fields.get("max_position_embeddings")} | dict(rope)
+    settings = []
+    for field in TYPES[stated]:
+        value = given.get(field)
+        if value is None and field in ("beta_fast", "beta_slow"):
+            continue
+        if type(value) not in (int, float):
+            raise UserError(f"{path}: {name}.{field} is {value!r}; expected a number")
+        settings.append(f"{NAMES.get(field, field)}={value}")
+    text = " ".join([stated, *settings])
+    try:
+        parse_scaling(text)
+    except UserError as error:
+        raise UserError(f"{path}: {name} {dict(rope)!r} is not supported: {error}") from None
+    return text
+
+
+def rope_fields(theta: float, scaling: str = "") -> dict[str, Any]:
+    """Returns the object of config.json for a base and the text of a scaling."""
+    kind = scaling.split()[0] if scaling else "default"
+    settings = parse_scaling(scaling)
+    names = {ours: theirs for theirs, ours in NAMES.items()}
+    values = {} if settings is None else dataclasses.asdict(settings)  # type: ignore[call-overload]
+    return {"rope_type": kind, "rope_theta": theta, **{names.get(name, name): x for name, x in values.items()}}
