@@ -63,13 +63,13 @@ def parse_scaling(text: str) -> "RotaryScaling | None":
     if not text:
         return None
     name, *settings = text.split()
-    classes = {
+    classes: dict[str, Any] = {
         "linear": positions.LinearScaling, "llama3": positions.Llama3Scaling, "yarn": positions.YarnScaling,
     }  # fmt: skip
     if name not in classes:
         raise UserError(f"choose one of {', '.join(classes)}, with its fields: 'linear factor=4.0'")
     values = dict(setting.partition("=")[::2] for setting in settings)
-    fields = dataclasses.fields(classes[name])
+    fields: Any = dataclasses.fields(classes[name])
     required = {field.name for field in fields if field.default is dataclasses.MISSING}
     if not required <= values.keys() <= {field.name for field in fields}:
         raise UserError(f"{name} needs the fields {', '.join(f'{field.name}=NUMBER' for field in fields)}")

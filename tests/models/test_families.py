@@ -468,7 +468,7 @@ ROPE = "rope_parameters"
     ("modernbert", {ROPE: {"full_attention": {"rope_theta": 0.0}}}, "global_rope_theta = 0.0: must be above 0"),
     ("modernbert", {ROPE: {"rope_type": "default"}}, "rope_parameters .* must be a JSON object with the keys"),
     ("modernbert", {"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling.rope_type 'dynamic' is not supported"),
-    ("modernbert", {"rope_scaling": {"factor": 4.0}}, "rope_scaling.factor 4.0 is not supported; supported: partial_ro"),
+    ("modernbert", {"rope_scaling": {"factor": 4.0}}, "rope_scaling.factor 4.0 is not supported; supported: par"),
     ("modernbert", {"rope_scaling": {"type": "linear", "factor": -1.0}}, "fields of linear must be above 0"),
     ("modernbert", {"layer_types": ["full_attention", "conv"]}, r"layer_types \[.*\] must be a list of full_attention"),
     ("modernbert", {"layer_types": 2}, "layer_types 2 must be a list of full_attention and sliding_attention"),
