@@ -80,7 +80,12 @@ def read_config(path: epath.Path) -> BertConfig:
     known = families.by_model_type()
     kind = fields.get("model_type", "bert")
     if not isinstance(kind, str) or kind not in known:
-        raise UserError(f"{path}: model_type {kind!r} is not supported; supported: {', '.join(known)}")
+        others = {other: name for family in known.values() for other, name in family.huggingface.other_types.items()}
+        same = others.get(str(kind))
+        remedy = (
+            f"; use a folder that transformers reads without code of the folder, such as hub:{same}" if same else ""
+        )
+        raise UserError(f"{path}: model_type {kind!r} is not supported; supported: {', '.join(known)}{remedy}")
     architecture = next(iter(fields.get("architectures") or ()), "")
     if "model_type" not in fields and (stated := _type_of_class(architecture)) not in ("", "bert"):
         raise UserError(f"{path}: model_type is missing; set it to {stated!r}, the type of {architecture}")

@@ -271,7 +271,7 @@ class AdapterPlace(TransformersPlace):
         settings, modules = ml_collections.ConfigDict(), self.modules
         architecture = huggingface.head_of(content["architectures"][0], content)
         if isinstance(base, TransformersPlace):
-            tensors = dict(huggingface.tensors_of(base.folder))
+            tensors = dict(layout.current_tensors(huggingface.tensors_of(base.folder)))
             _, labels, problem_type = huggingface.read_head(base.folder / huggingface.CONFIG)
             settings = self._classifier_settings(base.folder, config, architecture, modules or base.modules)
         else:

@@ -26,6 +26,8 @@ class HuggingFaceFormat(abc.ABC):
       inputs: the names of the inputs of a class, in the order of `model_input_names` in tokenizer_config.json.
       special_ids: {field of config.json with the id of a special token: pad, unk, cls, sep or mask}.
       aliases: {alias of a field of config.json that transformers accepts: the name of the field}.
+      other_types: {`model_type` of published folders whose code transformers replaced: a repository of the hub with the
+        same model for transformers}.
       bert_suffixes: {suffix of a class name: suffix of the class name of BERT with the same head}, only for suffixes
         that differ. The suffix follows the prefix, such as "ForMaskedLM".
     """
@@ -34,6 +36,7 @@ class HuggingFaceFormat(abc.ABC):
     inputs: tuple[str, ...]
     special_ids: ClassVar[Mapping[str, str]]
     aliases: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    other_types: ClassVar[Mapping[str, str]] = MappingProxyType({})
     bert_suffixes: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @property
@@ -86,6 +89,16 @@ class HuggingFaceFormat(abc.ABC):
         Raises:
           UserError: if a tensor is missing, has another shape, is quantized, or contradicts another tensor.
         """
+
+    def current_tensors(self, tensors: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
+        """Returns tensors under the names of the modules in transformers, which adapters of PEFT also have.
+
+        The default returns the tensors. A family whose published folders have other names overrides the method.
+
+        Args:
+          tensors: pairs (name, tensor).
+        """
+        return tensors
 
     @abc.abstractmethod
     def choose_architecture(self, params: dict, config: Any, saved_class: str = "") -> str:

@@ -88,6 +88,7 @@ class ConfigFields(Generic[T]):
       names: {name in bertjax: name in config.json} where the two differ.
       only: {name in config.json: the only supported value}.
       also: names in config.json of other fields that the family reads, or that do not affect its predictions.
+      activations: {name of an activation in transformers: name in bertjax}.
     """
 
     config_class: type[T]
@@ -97,6 +98,7 @@ class ConfigFields(Generic[T]):
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     only: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     also: Collection[str] = ()
+    activations: Mapping[str, str] = dataclasses.field(default_factory=lambda: ACTIVATIONS)
 
     @property
     def _fields(self) -> dict[str, dataclasses.Field]:
@@ -131,7 +133,7 @@ class ConfigFields(Generic[T]):
             ours: defaults[name] for ours, name in names.items() if name in defaults and ours not in self.required
         } | {ours: fields[name] for ours, name in names.items() if name in fields}
         if "hidden_act" in values:
-            values["hidden_act"] = _activation(path, names["hidden_act"], values["hidden_act"])
+            values["hidden_act"] = _activation(path, names["hidden_act"], values["hidden_act"], self.activations)
         return values
 
     def build(self, path: epath.Path, values: Mapping[str, Any]) -> T:
@@ -213,17 +215,18 @@ def head_size(fields: Mapping[str, Any]) -> int | None:
     return hidden // heads if type(hidden) is int and type(heads) is int and heads > 0 else None
 
 
-def _activation(path: epath.Path, name: str, value: Any) -> str:
+def _activation(path: epath.Path, name: str, value: Any, activations: Mapping[str, str]) -> str:
     """Returns the name in bertjax of an activation.
 
     Args:
       path: the file, for messages.
       name: the field, for messages.
       value: the value of the field.
+      activations: {name in transformers: name in bertjax}.
 
     Raises:
       UserError: for an activation that bertjax does not have.
     """
-    if not isinstance(value, str) or value not in ACTIVATIONS:
-        raise UserError(f"{path}: {name} {value!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[value]
+    if not isinstance(value, str) or value not in activations:
+        raise UserError(f"{path}: {name} {value!r} is not supported; supported: {', '.join(activations)}")
+    return activations[value]

@@ -97,12 +97,14 @@ class TableFormat(HuggingFaceFormat):
       words: the tensor name of the word embeddings, with the prefix of the encoder.
       decoder: the tensor name of the output embeddings of the masked-LM head.
       part_tensors: {part: possible names of a tensor that a checkpoint with the part contains}.
+      optional_parts: {class: parts that the class has, and that a checkpoint of the class may lack}.
     """
 
     model_name: str
     words: str
     decoder: str
     part_tensors: ClassVar[Mapping[str, tuple[str, ...]]]
+    optional_parts: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
 
     @abc.abstractmethod
     def table(self, config: Any, parts: Collection[str], labels: int) -> TensorTable:
@@ -176,8 +178,9 @@ class TableFormat(HuggingFaceFormat):
 
     def to_tensors(self, params: dict, config: Any, architecture: str) -> tuple[dict[str, np.ndarray], list[str]]:
         """Converts params to tensors, see `HuggingFaceFormat.to_tensors`."""
-        parts = self.architectures[architecture]
-        check_class_parts(architecture, parts, self.parts_of(params, config), self.choose_architecture(params, config))
+        parts, present = self.architectures[architecture], self.parts_of(params, config)
+        check_class_parts(architecture, parts, present, self.choose_architecture(params, config))
+        parts += tuple(part for part in self.optional_parts.get(architecture, ()) if part in present)
         labels = [params[part]["dense"]["bias"].shape[0] for part in parts if part in ("classifier", "spans")]
         table = self.table(config, parts, sum(labels))
         state_dict = to_state_dict(table, self.unstack_layers(params, config))

@@ -11,7 +11,7 @@ from bertjax.nn.activations import ACTIVATIONS, activate
 from bertjax.nn.dense import Dense
 from bertjax.nn.kernels.gpu_activation import can_activate_on_gpu, gpu_activate
 from bertjax.nn.kernels.pallas import has_kernels
-from bertjax.nn.ops.dropout import dropout
+from bertjax.nn.ops.dropout import dropout, fold_in
 
 INNER = ("batch", "length", "mlp")
 
@@ -61,7 +61,8 @@ class FeedForward:
         output = Dense(config, compute, wide, hidden, *settings, name="output")
 
         def project(output: Any, activated: Array) -> Array:
-            activated = dropout(activated, self.dropout, keys)
+            if self.dropout:  # the output of the network has dropout with the keys themselves
+                activated = dropout(activated, self.dropout, fold_in(keys, 0))
             return output.product(nn.with_logical_constraint(activated, INNER), keys)
 
         def activate_and_project(output: Any, inner: Array) -> Array:

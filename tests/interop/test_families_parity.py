@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig, Compute
-from bertjax.interop import conversion, pretrained
+from bertjax.interop import conversion, huggingface, pretrained
 from bertjax.models import families
 from bertjax.models.albert.config import AlbertConfig
 from bertjax.models.deberta_v2.attention import buckets_of
@@ -18,6 +19,7 @@ from bertjax.models.deberta_v2.config import DebertaV2Config
 from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.electra.config import ElectraConfig
 from bertjax.models.eurobert.config import EuroBertConfig
+from bertjax.models.gte.config import GteConfig
 from bertjax.models.heads import (
     BertForMaskedLM,
     BertForPreTraining,
@@ -27,8 +29,10 @@ from bertjax.models.heads import (
     count_parameters,
     word_logits,
 )
+from bertjax.models.jina_embeddings_v3.config import JinaEmbeddingsV3Config
 from bertjax.models.modernbert.config import ModernBertConfig
 from bertjax.models.mpnet.config import MPNetConfig
+from bertjax.models.nomic_bert.config import NomicBertConfig
 from bertjax.models.roberta.config import RobertaConfig
 from bertjax.models.xlm_roberta_xl.config import XlmRobertaXlConfig
 from bertjax.models.xlnet.config import XlnetConfig
@@ -90,10 +94,23 @@ MODELS = {
         "MPNet", SIZES | dict(max_position_embeddings=302, layer_norm_eps=1e-5),
         MPNetConfig(**WITH_OFFSET | dict(max_position_embeddings=300)),
     ),
+    "nomic-bert": ("NomicBert", POSITIONED, NomicBertConfig(**POSITIONED)),
+    "gte": ("Gte", POSITIONED, GteConfig(**POSITIONED)),
+    "jina-embeddings-v3": ("JinaEmbeddingsV3", POSITIONED, JinaEmbeddingsV3Config(**POSITIONED)),
     "xlnet": (
         "XLNet", dict(vocab_size=150, d_model=32, n_layer=2, n_head=4, d_inner=48, mem_len=None), XlnetConfig(**SIZES),
     ),
 }  # fmt: skip
+WITH_TYPES = ("bert", "electra", "albert", "xlnet", "nomic-bert")  # models with two token types
+PADDED_BY_1 = ("camembert", "mpnet", "gte", "jina-embeddings-v3")  # and all RoBERTas
+# {`rope_scaling` in bertjax: `rope_parameters` in transformers}
+SCALINGS = {
+    "linear factor=4.0": dict(rope_type="linear", factor=4.0),
+    "llama3 factor=8.0 low_freq_factor=1.0 high_freq_factor=4.0 original_length=32": dict(
+        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+    ),
+    "yarn factor=4.0 original_length=16": dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16),
+}
 # The bertjax model of a BERT class with a fine-tuned head.
 HEADS = {
     "ForPreTraining": BertForPreTraining,
@@ -129,9 +146,9 @@ def batch_of(name: str, length: int):
     # The XLNet of transformers pools the last position of a row, even if it is padding.
     sizes = np.array([[length], [length if name == "xlnet" else max(1, length * 2 // 3)]])
     inside = (places < sizes).astype(np.int32)
-    padding = 1 if "robert" in name or name in ("camembert", "mpnet") else 0
+    padding = 1 if "robert" in name or name in PADDED_BY_1 else 0
     ids = np.where(inside, rng.integers(5, 150, inside.shape), padding).astype(np.int32)
-    types = np.where(places >= sizes // 2, inside, 0) if name in ("bert", "electra", "albert", "xlnet") else 0 * ids
+    types = np.where(places >= sizes // 2, inside, 0) if name in WITH_TYPES else 0 * ids
     arguments = dict(input_ids=torch.tensor(ids, dtype=torch.long), attention_mask=torch.tensor(inside))
     if types.any():
         arguments["token_type_ids"] = torch.tensor(types, dtype=torch.long)
@@ -155,6 +172,14 @@ def batch_of(name: str, length: int):
         ("modernbert", 41, {}),
         ("eurobert", 9, {}),
         ("eurobert", 33, dict(num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)),
+        ("nomic-bert", 64, {}),
+        ("nomic-bert", 9, dict(hidden_act="gelu")),
+        ("gte", 64, {}),
+        ("gte", 9, dict(type_vocab_size=0)),
+        ("gte", 9, dict(type_vocab_size=2)),
+        ("jina-embeddings-v3", 64, {}),
+        *(("gte", 64, dict(rope_theta=20_000.0, rope_scaling=scaling)) for scaling in SCALINGS),
+        ("jina-embeddings-v3", 1, dict(hidden_act="relu")),
         ("deberta-v2", 1, {}),
         ("deberta-v2", 64, {}),
         ("deberta-v2", 9, dict(relative_attention=False, norm_rel_ebd="none", conv_kernel_size=5, conv_act="gelu")),
@@ -162,7 +187,11 @@ def batch_of(name: str, length: int):
     ],
 )
 def test_states_logits_attention_and_gradients_equal_transformers(name, length, fields, tmp_path):
-    their_model, (batch, arguments) = save_theirs(tmp_path, name, "ForMaskedLM", **fields), batch_of(name, length)
+    (batch, arguments), their_fields = batch_of(name, length), fields
+    if "rope_scaling" in fields:
+        scaling = SCALINGS[fields["rope_scaling"]]
+        their_fields = dict(rope_parameters=scaling | dict(rope_theta=fields["rope_theta"]))
+    their_model = save_theirs(tmp_path, name, "ForMaskedLM", **their_fields)
     source = pretrained.read_pretrained(tmp_path)
     assert source.config == dataclasses.replace(MODELS[name][2], **fields)
     assert source.predicts_words and not source.ignored
@@ -186,7 +215,7 @@ def test_states_logits_attention_and_gradients_equal_transformers(name, length, 
     (expected.logits * torch.tensor(weights)).sum().backward()
     family = families.family_of(source.config)
     named, _ = family.huggingface.to_tensors(gradients, source.config, type(their_model).__name__)
-    expected_names = [TIED.get(key, key) for key, _ in their_model.named_parameters()]
+    expected_names = [key if key in named else TIED.get(key, key) for key, _ in their_model.named_parameters()]
     assert sorted(expected_names) == sorted(named)
     for key, param in zip(expected_names, their_model.parameters()):
         gradient = param.grad.numpy()
@@ -208,7 +237,7 @@ def test_buckets_of_distances_equal_transformers(buckets, largest):
     assert len({*ours}) < len(apart)
 
 
-@pytest.mark.parametrize("name", ["mpnet"])
+@pytest.mark.parametrize("name", ["mpnet", "nomic-bert", "gte", "jina-embeddings-v3"])
 def test_texts_in_a_packed_row_have_the_states_of_texts_alone(name, tmp_path):
     their_model, sizes = save_theirs(tmp_path, name, "ForMaskedLM"), np.array([7, 150, 1, 33])
     source, ids = pretrained.read_pretrained(tmp_path), np.random.default_rng(0).integers(5, 150, (1, 200))
@@ -238,11 +267,15 @@ def classes():
         "modernbert": ("Model", "ForMaskedLM", *four),
         "eurobert": ("Model", "ForMaskedLM", *four[:2]),
         "deberta-v2": ("Model", "ForMaskedLM", *four),
+        "nomic-bert": ("Model", "ForMaskedLM", *four[:2]),
+        "gte": ("Model", "ForMaskedLM", *four[:2]),
+        "jina-embeddings-v3": ("Model", "ForMaskedLM", *four[:3]),
         "xlnet": ("Model", *BERTS, four[0], four[1], four[3]),
     }.items():
         yield from ((name, head, {}) for head in heads)
     yield from (("modernbert", head, dict(classifier_pooling="mean")) for head in (four[0], four[3]))
     yield from (("deberta-v2", head, OLD_DEBERTA) for head in ("Model", "ForMaskedLM"))
+    yield from (("gte", head, dict(type_vocab_size=0)) for head in ("Model", four[0]))
     yield from (("eurobert", four[0], dict(classifier_pooling=pooling)) for pooling in ("bos", "mean"))
 
 
@@ -289,6 +322,18 @@ def test_every_class_gives_equal_outputs_and_round_trips_bit_for_bit(name, head,
         expected = expected.logits
     real = batch[1][..., None] if outputs.ndim == 3 else 1
     np.testing.assert_allclose(outputs * real, expected.numpy() * real, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["nomic-bert", "gte", "jina-embeddings-v3"])
+@pytest.mark.parametrize("head", ["Model", "ForMaskedLM", "ForSequenceClassification"])
+def test_tensor_names_of_published_code_and_of_transformers_give_equal_params(name, head, tmp_path):
+    """`save_pretrained` of transformers writes the names of the published code by default."""
+    model = save_theirs(tmp_path / "published", name, head)
+    model.save_pretrained(tmp_path / "current", save_original_format=False)
+    sources = [pretrained.read_pretrained(tmp_path / folder) for folder in ("published", "current")]
+    files = [dict(huggingface.tensors_of(epath.Path(source.path))).keys() for source in sources]
+    assert files[0] != files[1] and not any(source.ignored for source in sources)
+    jax.tree.map(np.testing.assert_array_equal, *(source.params for source in sources))
 
 
 def test_a_causal_bert_equals_the_decoder_of_transformers(tmp_path):

@@ -42,6 +42,11 @@ class RobertaFormat(bert.BertLayersFormat):
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> RobertaConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
+        if fields.get("position_embedding_type") == "rotary":
+            raise UserError(
+                f"{path}: position_embedding_type 'rotary' is not supported; supported: 'absolute'; for Jina Embeddings "
+                f"v3, use a folder with the model_type 'jina_embeddings_v3', such as hub:jinaai/jina-embeddings-v3-hf"
+            )
         variant = fields.get("model_type", self.fields.kind)
         values = self.fields.read(path, fields, kind=variant)
         offset = fields.get("pad_token_id", 1)
