@@ -76,6 +76,9 @@ def configs() -> dict:
             "deberta_v2", dict(position_buckets=8, conv_kernel_size=3), **{"packing": True, **dynamic}
         ),
         "mpnet": _config("mpnet", {}, **{"packing": True, **dynamic}),
+        "nomic-bert": _config("nomic_bert", {}, **{"packing": True, **dynamic}),
+        "gte": _config("gte", dict(attention_probs_dropout_prob=0.1), **{"packing": True, **dynamic}),
+        "jina-embeddings-v3": _config("jina_embeddings_v3", {}, **dynamic),
         "lstms": _config("lstms", {}, **dynamic),
         "transformer-auxiliary": _with_objective(
             _config("bert", dict(causal=True, num_hidden_layers=2, vocab_size=261), **byte_pieces),

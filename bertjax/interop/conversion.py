@@ -210,8 +210,13 @@ def _write_adapter(output: epath.Path, source: Pretrained, push: str, base: str)
             f"--push={push}: the base of the adapter, init_checkpoint {started_from!r}, has no name on the hub; "
             f"push the base first, and add --base=USER/NAME"
         )
+    if repository and repository.folder:
+        raise UserError(
+            f"--format=peft: the base of the adapter, {started_from!r}, is a folder in a repository, which "
+            f"base_model_name_or_path cannot name; use --format=huggingface"
+        )
     has_words = not repository and _is_extended(started_from, source.config.vocab_size)
-    name, revision = repository or (shown_name(WHICH.sub(r"\1", started_from)), "")
+    name, revision, _ = repository or hub.Repository(shown_name(WHICH.sub(r"\1", started_from)), "")
     size = peft_writer.write(output, source, architecture, name, revision, has_words)
     summary = [f"{source.format} -> peft: an adapter for {architecture}, {size:,} numbers in {output}"]
     if not repository:

@@ -35,35 +35,53 @@ FILES = [
 
 
 class Repository(NamedTuple):
-    """A repository of the hub. `revision` is a branch, a tag or a commit; "" is the newest commit."""
+    """A repository of the hub, or a folder in a repository.
+
+    Attributes:
+      name: the name, such as "google-bert/bert-base-uncased".
+      revision: a branch, a tag or a commit; "" is the newest commit.
+      folder: a folder in the repository, such as the folder of an adapter; "" is the repository itself.
+    """
 
     name: str
     revision: str
+    folder: str = ""
+
+    def __str__(self) -> str:
+        path = f"{self.name}/{self.folder}" if self.folder else self.name
+        return f"{PREFIX}{path}@{self.revision}" if self.revision else f"{PREFIX}{path}"
 
 
 def repository(path: epath.PathLike) -> Repository | None:
-    """Returns the repository of a path `hub:NAME`; None for the path of a file."""
+    """Returns the repository of a path `hub:NAME` or `hub:USER/NAME/FOLDER`; None for the path of a file."""
     if not str(path).startswith(PREFIX):
         return None
     name, _, revision = str(path).removeprefix(PREFIX).partition("@")
-    return Repository(name, revision)
+    user, *rest = name.split("/", 2)
+    return Repository("/".join([user, *rest[:1]]), revision, *rest[1:])
 
 
 @functools.cache
 def download_repository(repository: Repository) -> epath.Path:
     """Downloads a repository once per process; returns the folder in the cache.
 
-    Raises `UserError` if the download fails, or if the repository contains no model in safetensors.
+    With a folder in the repository, the folder is downloaded together with the model in the repository, which is the
+    base if the folder is an adapter. Raises `UserError` if the download fails, or if the repository or its folder
+    contains no model in safetensors.
     """
-    shown = PREFIX + "@".join(filter(None, repository))
-    name, revision = repository
-    hub = _library(shown)
+    shown, (name, revision, inner) = str(repository), repository
+    hub, patterns = _library(shown), [*FILES]
+    if inner:
+        patterns += [*(f"{inner}/{file}" for file in FILES), f"*/{peft_adapter.CONFIG}"]
     with _user_errors(hub, shown):
-        folder = epath.Path(
-            hub.snapshot_download(name, revision=revision or None, allow_patterns=FILES, library_name="bertjax")
+        top = epath.Path(
+            hub.snapshot_download(name, revision=revision or None, allow_patterns=patterns, library_name="bertjax")
         )
+    folder = top / inner
     configs = huggingface.CONFIG, sentence_transformers.MODULES, peft_adapter.CONFIG
     if not any((folder / name).exists() for name in configs):
+        if adapters := peft_adapter.adapters_in(top) if inner else []:
+            raise UserError(f"{shown}: the repository has no folder {inner!r}; its adapters are {', '.join(adapters)}")
         raise UserError(f"{shown}: has no {huggingface.CONFIG}; choose a model of transformers")
     if not any(pathlib.Path(folder).rglob(WEIGHTS)):
         raise UserError(

@@ -82,9 +82,7 @@ def read_config(path: epath.Path) -> BertConfig:
     if not isinstance(kind, str) or kind not in known:
         others = {other: name for family in known.values() for other, name in family.huggingface.other_types.items()}
         same = others.get(str(kind))
-        remedy = (
-            f"; use a folder that transformers reads without code of the folder, such as hub:{same}" if same else ""
-        )
+        remedy = f"; use a folder that transformers reads without code, such as hub:{same}" if same else ""
         raise UserError(f"{path}: model_type {kind!r} is not supported; supported: {', '.join(known)}{remedy}")
     architecture = next(iter(fields.get("architectures") or ()), "")
     if "model_type" not in fields and (stated := _type_of_class(architecture)) not in ("", "bert"):

@@ -136,7 +136,7 @@ def model_card(
     metadata = {
         "license": license_name,
         "library_name": to,
-        "tags": [model_name.lower(), "bertjax", *tags],
+        "tags": [layout.to_fields(model)["model_type"], "bertjax", *tags],
         "pipeline_tag": purpose,
         "base_model": base.name if (base := hub.repository(settings.get("init_checkpoint", ""))) else "",
         "language": settings.data.language if is_pretrained else "",

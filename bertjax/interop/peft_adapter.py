@@ -94,6 +94,11 @@ def is_adapter_folder(path: epath.Path) -> bool:
     return (path / CONFIG).is_file()
 
 
+def adapters_in(folder: epath.Path) -> list[str]:
+    """Returns the names of the adapters in the subfolders of a folder, such as the adapters of Jina Embeddings v3."""
+    return sorted(path.name for path in folder.iterdir() if is_adapter_folder(path)) if folder.is_dir() else []
+
+
 def read_adapter_fields(folder: epath.Path) -> Fields:
     """Reads the config of an adapter. Raises `UserError` for an adapter that is not supported."""
     path = folder / CONFIG
@@ -112,11 +117,6 @@ def read_adapter_fields(folder: epath.Path) -> Fields:
             re.compile(key)
     except (ValueError, re.error) as error:
         raise UserError(f"{path}: damaged, or not in the expected format ({error}); copy it again") from None
-    if not fields.base_model_name_or_path:
-        raise UserError(
-            f"{path}: base_model_name_or_path is {fields.base_model_name_or_path!r}; set it "
-            f"to the folder of the base, or to the name of the base on the hub"
-        )
     return fields
 
 

@@ -119,6 +119,8 @@ def find(path: epath.PathLike) -> Place:
             f"{path}: the run has no checkpoint yet; wait for the first checkpoint, or start the command of the run "
             f"again"
         )
+    if not path.exists() and (adapters := peft_adapter.adapters_in(path.parent)):
+        raise UserError(f"no checkpoint in {str(path)!r}: the adapters in {path.parent} are {', '.join(adapters)}")
     raise UserError(
         f"no checkpoint in {str(path)!r}: give the workdir of a run, a Hugging Face folder (config.json and "
         f"model.safetensors), an adapter of PEFT, hub:NAME for a model of the hub, or Google's bert_model.ckpt"
@@ -148,15 +150,26 @@ def _find_tf1(path: epath.Path) -> Place | None:
 def _find_base(adapter: epath.Path) -> Place:
     """Locates the base of an adapter.
 
-    The base is a name on the hub, or a path: absolute, or relative to the working directory, to the folder of the
-    adapter, or to the parent of this folder.
+    The base is a path: absolute, or relative to the working directory, to the folder of the adapter, or to the parent
+    of this folder. If there is no such path, the base is the model in the parent, as for the adapters of Jina
+    Embeddings v3, or else a model on the hub.
 
     Raises `UserError` if the base is missing, or if the base is an adapter.
     """
     source, fields = adapter / peft_adapter.CONFIG, peft_adapter.read_adapter_fields(adapter)
-    name = fields.base_model_name_or_path or ""
-    paths = (epath.Path(name), adapter / name, adapter.absolute().parent / name)
+    name, parent = fields.base_model_name_or_path or "", adapter.absolute().parent
+    paths = (epath.Path(name), adapter / name, parent / name) if name else ()
     path = next((str(path) for path in paths if path.exists() and path.resolve() != adapter.resolve()), "")
+    if not path and (parent / huggingface.CONFIG).exists() and not peft_adapter.is_adapter_folder(parent):
+        note(
+            source, f"the base is the model in {parent}, which contains the adapter; base_model_name_or_path: {name!r}"
+        )
+        path = str(parent)
+    if not path and not name:
+        raise UserError(
+            f"{source}: base_model_name_or_path is {fields.base_model_name_or_path!r}; set it to the folder of the "
+            f"base, or to the name of the base on the hub"
+        )
     if not path and not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name):
         raise UserError(
             f"{source}: the base of the adapter, base_model_name_or_path {name!r}, does not exist; set it to the "

@@ -12,6 +12,7 @@ import types
 import urllib.parse
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 import bertjax
@@ -22,6 +23,7 @@ from bertjax.finetuning import run as finetuning_run
 from bertjax.interop import conversion, hub, pretrained
 from tests.interop.test_golden import GOLDEN
 from tests.interop.test_model_card import made_run, read_card
+from tests.interop.test_peft_adapter import made_adapter
 from tests.processes import run
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -33,6 +35,7 @@ REPOSITORIES = {
     "org/bert": FILES | {"pytorch_model.bin": b"pickle", "README.md": b"card", "onnx/model.safetensors": b"other"},
     "org/pickled": {"config.json": FILES["config.json"], "pytorch_model.bin": b"pickle"},
     "org/data": {"train.csv": b"text,label\n"},
+    "org/tasks": FILES,
 }
 
 
@@ -104,6 +107,28 @@ def test_a_model_is_downloaded_once_with_only_the_needed_files(server, tmp_path)
     assert convert("hub:org/bert", HF_HUB_OFFLINE="1").returncode == 0
 
 
+def with_adapter(folder) -> dict[str, bytes]:
+    """Returns the files of a model, with an adapter of this model in the folder `query`."""
+    adapter = made_adapter(folder / "made", base="org/tasks")
+    return FILES | {f"query/{path.name}": path.read_bytes() for path in adapter.iterdir()}
+
+
+def test_an_adapter_in_a_folder_of_a_repository_is_read_with_its_base(server, tmp_path, monkeypatch):
+    monkeypatch.setitem(REPOSITORIES, "org/tasks", with_adapter(tmp_path))
+    here, constants = f"http://127.0.0.1:{server.server_port}", huggingface_hub.constants
+    for name, value in {"ENDPOINT": here, "HF_HUB_CACHE": str(tmp_path / "cache")}.items():
+        monkeypatch.setattr(constants, name, value)
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(ENDPOINT, here)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    source = pretrained.read_pretrained("hub:org/tasks/query@v1")
+    golden = pretrained.read_pretrained(GOLDEN)
+    kernels = (
+        x.params["bert"]["encoder"]["layers"]["attention"]["query_key_value"]["kernel"] for x in (source, golden)
+    )
+    assert source.format == "peft" and np.abs(np.subtract(*kernels)).max() == pytest.approx(6, abs=1e-5)
+    assert source.tokenizer.fingerprint == golden.tokenizer.fingerprint
+
+
 @pytest.mark.parametrize(
     "source, settings, message",
     [
@@ -111,6 +136,8 @@ def test_a_model_is_downloaded_once_with_only_the_needed_files(server, tmp_path)
         ("org/bert@v2", {}, "hub:org/bert@v2: {here} has the model, but not this revision"),
         ("org/pickled", {}, "hub:org/pickled: has no model.safetensors; download other weights with hf download "),
         ("org/data", {}, "hub:org/data: has no config.json; choose a model of transformers"),
+        ("org/tasks/other", {}, "hub:org/tasks/other: the repository has no folder 'other'; its adapters are query"),
+        ("org/bert/other", {}, "hub:org/bert/other: has no config.json; choose a model of transformers"),
         ("org/bert", {"HF_HUB_OFFLINE": True}, "hub:org/bert: incomplete in {cache}, and HF_HUB_OFFLINE is set"),
         (
             "org/bert",
@@ -120,6 +147,7 @@ def test_a_model_is_downloaded_once_with_only_the_needed_files(server, tmp_path)
     ],
 )
 def test_an_unavailable_model_is_named_in_one_line(server, tmp_path, monkeypatch, source, settings, message):
+    monkeypatch.setitem(REPOSITORIES, "org/tasks", with_adapter(tmp_path))
     here, constants = f"http://127.0.0.1:{server.server_port}", huggingface_hub.constants
     for name, value in ({"ENDPOINT": here, "HF_HUB_CACHE": str(tmp_path)} | settings).items():
         monkeypatch.setattr(constants, name, value)
@@ -210,8 +238,8 @@ def test_a_failed_push_keeps_the_written_folder(asked, tmp_path, monkeypatch):
 
 
 def test_missing_huggingface_hub_is_named(monkeypatch):
-    with pytest.raises(UserError, match=r"^hub:a/b/c: Repo id must be "):
-        pretrained.find("hub:a/b/c")
+    with pytest.raises(UserError, match=r"^hub:a/b c: Repo id must "):
+        pretrained.find("hub:a/b c")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match=r"^hub:org/x: needs huggingface_hub: pip install 'bertjax\[hub\]'$"):
         pretrained.find("hub:org/x")

@@ -1,10 +1,12 @@
 """Adapters written by PEFT give the outputs of PEFT in every family; the table of fields equals PEFT's fields."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
+from bertjax.common.errors import UserError
 from bertjax.config.model_config import Compute
 from bertjax.interop import peft_adapter, pretrained
 from bertjax.models import families
@@ -19,6 +21,7 @@ from tests.golden.make_library_fields import FOLDER, table
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
+huggingface_hub = pytest.importorskip("huggingface_hub")
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.extra_packages
 
@@ -63,6 +66,15 @@ SEQ, TOKENS = dict(task_type="SEQ_CLS"), dict(task_type="TOKEN_CLS")
     ("ModernBert", MODERNBERT, "Model", "ForTokenClassification", 40,
      TOKENS | dict(target_modules=["Wo"], modules_to_save=["head"])),
     ("EuroBert", EUROBERT, "ForMaskedLM", "ForTokenClassification", 40, TOKENS | dict(target_modules=["q_proj"])),
+    ("NomicBert", POSITIONS, "ForMaskedLM", "ForSequenceClassification", 47,
+     SEQ | dict(target_modules="all-linear", modules_to_save=["classifier", "pooler"])),
+    ("Gte", POSITIONS, "ForMaskedLM", "ForTokenClassification", 47,
+     TOKENS | dict(target_modules=["q_proj", "gate_proj", "down_proj"], bias="all")),
+    ("Gte", POSITIONS, "ForMaskedLM", "ForMaskedLM", 40, dict(target_modules=["v_proj", "up_proj"])),
+    ("JinaEmbeddingsV3", POSITIONS, "ForMaskedLM", "ForSequenceClassification", 47,
+     SEQ | dict(target_modules=["k_proj", "fc1", "fc2"])),
+    ("JinaEmbeddingsV3", POSITIONS, "Model", "ForQuestionAnswering", 40,
+     dict(task_type="QUESTION_ANS", target_modules=["o_proj"])),
     ("DebertaV2", DEBERTA, "ForMaskedLM", "ForSequenceClassification", 47,
      SEQ | dict(target_modules=["query_proj", "dense"], modules_to_save=["classifier", "pooler"])),
     ("DebertaV2", DEBERTA | dict(legacy=False, share_att_key=False), "ForMaskedLM", "ForTokenClassification", 40,
@@ -111,6 +123,67 @@ def test_an_adapter_gives_the_outputs_of_peft(family, sizes, base, kind, rows, s
         logits = encoder.apply({"params": source.params["bert"]}, *inputs, method="encode")
     assert source.config.vocab_size == rows and source.ignored == []
     np.testing.assert_allclose(np.reshape(logits, expected.shape), expected, atol=2e-5)
+
+
+TASKS = ("classification", "retrieval_passage", "retrieval_query", "separation", "text_matching")
+
+
+@pytest.fixture(scope="module")
+def jina_with_tasks(tmp_path_factory):
+    """Returns a folder in the form of jinaai/jina-embeddings-v3-hf: a model, and an adapter for each task."""
+    folder = tmp_path_factory.mktemp("jina") / "jina"
+    torch.manual_seed(0)
+    model = transformers.JinaEmbeddingsV3Model(transformers.JinaEmbeddingsV3Config(**POSITIONS))
+    model.save_pretrained(folder)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2", "word_embeddings", "token_type_embeddings"]
+    for task in TASKS:
+        base = transformers.AutoModel.from_pretrained(folder)
+        adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, lora_alpha=1, target_modules=targets))
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.data.normal_(0, 0.3)
+        adapted.save_pretrained(folder / task, save_embedding_layers=False)
+        path = folder / task / "adapter_config.json"
+        name = None if task == "separation" else "jinaai/jina-embeddings-v3-hf"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": name}))
+    return folder
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_adapter_of_a_task_gives_the_outputs_of_transformers(task, jina_with_tasks):
+    model = transformers.AutoModel.from_pretrained(jina_with_tasks, attn_implementation="eager")
+    plain = model(torch.tensor(IDS)).last_hidden_state.detach()
+    # The first adapter of a model is active.
+    model.load_adapter(str(jina_with_tasks), adapter_name=task, adapter_kwargs={"subfolder": task})
+    with torch.no_grad():
+        expected = model.eval()(torch.tensor(IDS)).last_hidden_state
+    assert (expected - plain).abs().max() > 0.1
+    source = pretrained.read_pretrained(jina_with_tasks / task)
+    encoder = families.family_of(source.config).build(source.config, Compute())
+    inputs = IDS, np.ones_like(IDS), np.zeros_like(IDS)
+    states = encoder.apply({"params": source.params["bert"]}, *inputs, method="encode")
+    assert source.ignored == [] and source.config.family == "jina_embeddings_v3"
+    np.testing.assert_allclose(states, expected, atol=1e-4)
+    states = encoder.apply(
+        {"params": pretrained.read_pretrained(jina_with_tasks).params["bert"]}, *inputs, method="encode"
+    )
+    np.testing.assert_allclose(states, plain, atol=1e-4)
+
+
+def test_an_unknown_task_and_a_missing_base_are_named_in_one_line(jina_with_tasks, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=f"no checkpoint in .*the adapters in .* are {', '.join(TASKS)}") as error:
+        pretrained.read_pretrained(jina_with_tasks / "retrieval.query")
+    assert "\n" not in str(error.value)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    for task, message in {
+        "separation": "base_model_name_or_path is None; set it to the folder of the base",
+        "text_matching": "base of the adapter, base_model_name_or_path 'jinaai/jina-embeddings-v3-hf': hub:jinaai/jina",
+    }.items():
+        shutil.copytree(jina_with_tasks / task, tmp_path / "alone" / task)
+        with pytest.raises(UserError, match=message) as error:
+            pretrained.read_pretrained(tmp_path / "alone" / task)
+        assert "\n" not in str(error.value)
 
 
 def test_the_fields_equal_the_fields_of_peft():

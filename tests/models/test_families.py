@@ -53,7 +53,7 @@ FAMILIES = {
     "modernbert": dict(num_hidden_layers=2, global_attn_every_n_layers=2, local_attention=16),
     "eurobert": dict(num_key_value_heads=2, head_dim=8), "transformer_xl": dict(memory_length=8),
     "deberta_v2": dict(position_buckets=8, conv_kernel_size=3), "mpnet": dict(position_offset=2),
-    "mixer": dict(mixing_act="relu"),
+    "nomic_bert": {}, "gte": {}, "jina_embeddings_v3": {}, "mixer": dict(mixing_act="relu"),
 }  # fmt: skip
 WRITTEN = [name for name in FAMILIES if name not in ("lstms", "transformer_xl", "mixer")]  # by transformers as well
 LABELS = {"sea": "1", "court": "0"}
@@ -128,6 +128,10 @@ ENWIK8 = dict(
      434_012_160 + 1_179_748),  # DeBERTa-v3-large
     ("deberta_v2", dict(num_hidden_layers=24, hidden_size=1536, num_attention_heads=24, intermediate_size=6144,
                         conv_kernel_size=3), 884_593_152 + 2_492_004),  # DeBERTa-v2-xlarge
+    # The encoder, and the LM head: a dense layer, LayerNorm and bias.
+    ("nomic_bert", {}, 136_731_648 + 768 * 768 + 768 + 1_536 + 30_528),
+    ("gte", {}, 305_368_320 + 768 * 768 + 768 + 1_536 + 250_048),
+    ("jina_embeddings_v3", {}, 558_314_496 + 1024 * 1024 + 1024 + 2_048 + 250_002),
     ("transformer_xl", {}, 151_106_305),  # 151 and 41 million in tables 1 and 2 of the paper
     ("transformer_xl", ENWIK8, 41_055_436),
 ])  # fmt: skip
@@ -218,7 +222,20 @@ def params_and_loss_after_a_step(config, devices, records):
 # other layers than BERT
 @pytest.mark.parametrize(
     "family",
-    ["albert", "xlm_roberta_xl", "modernbert", "eurobert", "deberta_v2", "mpnet", "xlnet", "transformer_xl", "lstms"],
+    [
+        "albert",
+        "xlm_roberta_xl",
+        "modernbert",
+        "eurobert",
+        "deberta_v2",
+        "mpnet",
+        "nomic_bert",
+        "gte",
+        "jina_embeddings_v3",
+        "xlnet",
+        "transformer_xl",
+        "lstms",
+    ],
 )
 def test_packed_step_on_eight_devices_equals_padded_step_on_one(family, records_folder):
     """Rows of families without packing stay padded."""
@@ -242,6 +259,8 @@ GROUPED = dict(hidden_size=128, num_hidden_layers=1, num_key_value_heads=2, head
 @pytest.mark.parametrize("family, fields, chip", [
     ("eurobert", GROUPED, pallas.EMULATED), ("eurobert", GROUPED, triton.EMULATED),
     ("modernbert", dict(global_attn_every_n_layers=2, local_attention=32), pallas.EMULATED),
+    ("nomic_bert", {}, pallas.EMULATED), ("gte", {}, pallas.EMULATED), ("gte", {}, triton.EMULATED),
+    ("jina_embeddings_v3", {}, triton.EMULATED),
 ])  # fmt: skip
 def test_kernels_give_equal_results_on_any_mesh(family, fields, chip):
     """Compares states and gradients of the plain path on one device with the kernels' on eight devices."""
@@ -295,6 +314,10 @@ def test_a_mesh_must_divide_the_sizes_of_the_family(family, fields, mesh, messag
     ("deberta_v2", "model.conv_kernel_size", 4, "conv_kernel_size = 4: must be odd, or 0 for no convolution"),
     ("deberta_v2", "model.pos_att_type", "p2p", "config.model.pos_att_type = 'p2p': choose one of "),
     ("mpnet", "model.position_offset", 0, "config.model.position_offset = 0: must be at least 1"),
+    ("nomic_bert", "model.num_attention_heads", 16, "must give an even head size for rotary positions, but .* = 1"),
+    ("nomic_bert", "model.type_vocab_size", 0, "config.model.type_vocab_size = 0: must be at least 1"),
+    ("gte", "model.rope_scaling", "ntk factor=2", "config.model.rope_scaling = 'ntk factor=2': choose one of linear"),
+    ("jina_embeddings_v3", "model.hidden_act", "tanh", "model.hidden_act = 'tanh': choose one of gelu, gelu_new, relu"),
     ("mixer", "model.mixing_act", "tanh", "config.model.mixing_act = 'tanh': choose one of gelu, relu"),
     ("mixer", "packing", True, "config.packing = True: model.family = 'mixer' does not support packed rows"),
     ("bert", "model.family", "mixr", "'mixr': choose one of albert, bert, deberta_v2, .*, roberta, .*, xlnet, mixer"),
@@ -404,7 +427,19 @@ def reviews(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", ["electra", "albert", "modernbert", "eurobert", "deberta_v2", "mpnet", "xlnet"]
+    "family",
+    [
+        "electra",
+        "albert",
+        "modernbert",
+        "eurobert",
+        "deberta_v2",
+        "mpnet",
+        "nomic_bert",
+        "gte",
+        "jina_embeddings_v3",
+        "xlnet",
+    ],
 )  # BERT: tests/finetuning/test_finetuning.py
 def test_a_classifier_is_trained_predicts_and_is_converted(family, run_of, reviews, tmp_path):
     config = fine_tuning_config("glue", name="sst2")
@@ -538,6 +573,17 @@ ROPE = "rope_parameters"
     ("mpnet", {"hidden_act": "gelu_new"}, "hidden_act 'gelu_new' is not supported; supported: 'gelu'"),
     ("mpnet", {"max_position_embeddings": 2}, "max_position_embeddings is 2; expected more than .* = 2"),
     ("mpnet", {"num_attention_heads": 4}, "relative_attention_embeddings has shape .*; expected"),
+    ("nomic_bert", {"hidden_size": ..., "n_embd": 16}, "n_embd 16 is not supported, .*; load the model with tr"),
+    ("nomic_bert", {"head_dim": 4}, "head_dim 4 is not supported; supported: 8"),
+    ("nomic_bert", {"hidden_act": "tanh"}, "hidden_act 'tanh' is not supported; supported: gelu, .*, silu"),
+    ("gte", {"model_type": "new"}, "model_type 'new' is not supported; .* such as hub:alibaba-nlp-community/gte-multi"),
+    ("gte", {"type_vocab_size": 2}, r"token_type_embeddings.weight has shape \(1, 16\); expected \(2, 16\)"),
+    ("gte", {ROPE: {"rope_type": "dynamic", "factor": 8.0}}, "rope_parameters.rope_type 'dynamic' is not supported"),
+    ("gte", {"vocab_size": ...}, "config.json: vocab_size is missing, but required; add the field"),
+    ("jina_embeddings_v3", {"auto_map": {"AutoModel": "x.Y"}}, "auto_map .* is not supported; supported: None"),
+    ("jina_embeddings_v3", {"intermediate_size": 33}, r"mlp.fc1.weight has shape \(32, 16\); expected \(33, 16\)"),
+    ("jina_embeddings_v3", {ROPE: {"rope_theta": 0.0}}, "config.json: rope_theta = 0.0: must be above 0"),
+    ("roberta", {"position_embedding_type": "rotary"}, "'rotary' is not supported; .*jinaai/jina-embeddings-v3-hf"),
     ("albert", {"inner_group_num": 2}, "inner_group_num 2 is not supported; supported: 1"),
     ("albert", {"num_hidden_groups": 3}, "num_hidden_groups = 3: must divide num_hidden_layers = 4"),
     ("albert", {"hidden_act": "silu"}, "hidden_act 'silu' is not supported; supported: gelu"),
@@ -577,6 +623,10 @@ def test_a_folder_with_an_unsupported_model_raises_one_line(family, changed, mes
     ("eurobert", {"auto_map": {"AutoModel": "modeling_eurobert.EuroBertModel"}, "bos_token": "x"}, {}),
     ("eurobert", {"rope_theta": 250000, ROPE: ..., "head_dim": ...}, {}),  # like the published configs
     ("eurobert", {"classifier_pooling": ..., "clf_pooling": "mean"}, dict(classifier_pooling="mean")),
+    ("nomic_bert", {ROPE: ..., "head_dim": 8}, {}),  # without the fields, transformers uses the base of the family
+    ("gte", {ROPE: {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e4}},
+     dict(rope_theta=5e4, rope_scaling="linear factor=4.0")),
+    ("jina_embeddings_v3", {ROPE: ..., "rope_theta": 9}, dict(rope_theta=9.0)),
     ("deberta_v2", {"pos_att_type": "c2p | P2C", "attention_head_size": 8, "pooler_hidden_size": 16}, {}),
     ("deberta_v2", {"conv_act": ..., "legacy": ...}, {}),
     ("deberta_v2", {"pos_att_type": None, "share_att_key": ...}, dict(pos_att_type="", share_att_key=False)),

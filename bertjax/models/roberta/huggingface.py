@@ -44,8 +44,8 @@ class RobertaFormat(bert.BertLayersFormat):
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         if fields.get("position_embedding_type") == "rotary":
             raise UserError(
-                f"{path}: position_embedding_type 'rotary' is not supported; supported: 'absolute'; for Jina Embeddings "
-                f"v3, use a folder with the model_type 'jina_embeddings_v3', such as hub:jinaai/jina-embeddings-v3-hf"
+                f"{path}: position_embedding_type 'rotary' is not supported; supported: 'absolute'; use a folder of "
+                f"Jina Embeddings v3 that transformers reads without code, such as hub:jinaai/jina-embeddings-v3-hf"
             )
         variant = fields.get("model_type", self.fields.kind)
         values = self.fields.read(path, fields, kind=variant)

@@ -57,8 +57,8 @@ class RotaryBertFormat(tensors.TableFormat):
         if fields.get("head_dim") not in (None, size := json_config.head_size(fields)):
             raise UserError(f"{path}: head_dim {fields['head_dim']!r} is not supported; supported: {size!r}")
         theta, scaling = rope.read_rope(path, fields)
-        values["rope_scaling"] = scaling
-        return self.fields.build(path, values | ({} if theta is None else {"rope_theta": theta}))
+        theta = self.fields.config_class.rope_theta if theta is None else theta
+        return self.fields.build(path, values | {"rope_theta": theta, "rope_scaling": scaling})
 
     def to_fields(self, config: RotaryBertConfig) -> dict[str, Any]:
         """Returns the fields of config.json, see `HuggingFaceFormat.to_fields`."""
