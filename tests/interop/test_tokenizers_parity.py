@@ -199,6 +199,17 @@ def xlm_r(folder):
     return from_folder(folder)
 
 
+def of_type(folder, kind: str, name: str | None = None):
+    """The tokenizer of XLM-R in a folder of another model type, with a tokenizer_class or without."""
+    xlm_r(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings = {field: x for field, x in settings.items() if field != "tokenizer_class"}
+    write_settings(folder, kind, **settings, **({} if name is None else {"tokenizer_class": name}))
+    their_tokenizer = from_folder(folder)
+    assert type(their_tokenizer).__name__ == (name or "XLMRobertaTokenizer")
+    return their_tokenizer
+
+
 def sentencepiece_model(lines, vocab_size: int, **settings) -> bytes:
     model, settings_of_trainer = io.BytesIO(), dict(hard_vocab_limit=False, minloglevel=2, **settings)
     train = sentencepiece.SentencePieceTrainer.train
@@ -311,6 +322,10 @@ FOLDERS = {
     "older roberta": older_roberta,
     "older gpt2": older_gpt2,
     "xlm-roberta": xlm_r,
+    "nomic-bert": lambda folder: written(folder, WordPiece(word_pieces(*SPECIAL_TOKENS), lowercase=True), "nomic-bert"),
+    "gte": functools.partial(of_type, kind="gte"),
+    "gte, general class": functools.partial(of_type, kind="gte", name="TokenizersBackend"),
+    "jina-embeddings-v3": functools.partial(of_type, kind="jina_embeddings_v3"),
     **{
         f"older {kind}": functools.partial(of_fairseq, name=name, file="config.json", model_type=kind)
         for name, kind in OF_CONFIG.items()
@@ -441,7 +456,10 @@ SENTENCES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["modernbert", "mmbert", "roberta", "xlm-roberta", "eurobert", "deberta-v2"])
+@pytest.mark.parametrize("name", [
+    "modernbert", "mmbert", "roberta", "xlm-roberta", "eurobert", "deberta-v2", "nomic-bert", "gte",
+    "jina-embeddings-v3",
+])  # fmt: skip
 def test_tagged_words_equal_the_pipeline_of_transformers(name, tmp_path):
     """Compares a transformers folder, and the folder after a conversion round trip."""
     pieces = FOLDERS[name](tmp_path)
@@ -469,7 +487,15 @@ def test_tagged_words_equal_the_pipeline_of_transformers(name, tmp_path):
 
 @pytest.mark.parametrize(
     "name, mask",
-    [("roberta", "<mask>"), ("mmbert", "<mask>"), ("eurobert", "<|mask|>"), ("deberta-v2", "[MASK]")],
+    [
+        ("roberta", "<mask>"),
+        ("mmbert", "<mask>"),
+        ("eurobert", "<|mask|>"),
+        ("deberta-v2", "[MASK]"),
+        ("nomic-bert", "[MASK]"),
+        ("gte", "<mask>"),
+        ("jina-embeddings-v3", "<mask>"),
+    ],
 )
 def test_filled_masks_equal_transformers_and_the_folder_round_trips(name, mask, tmp_path):
     before = FOLDERS[name](tmp_path)
@@ -480,7 +506,8 @@ def test_filled_masks_equal_transformers_and_the_folder_round_trips(name, mask, 
     assert before(HARD[0], HARD[1]).input_ids == after(HARD[0], HARD[1]).input_ids
     source = pretrained.read_with_tokenizer(tmp_path / "ours")
     pieces = source.tokenizer
-    ids = dict(bos_token_id=pieces.cls_id, eos_token_id=pieces.sep_id, pad_token_id=pieces.pad_id)
+    ids = dict(pad_token_id=pieces.pad_id)
+    ids |= {} if name == "nomic-bert" else dict(bos_token_id=pieces.cls_id, eos_token_id=pieces.sep_id)
     ids |= dict(mask_token_id=pieces.mask_id) if name == "eurobert" else {}
     assert ids.items() <= model.config.to_dict().items()
     inputs = after(f"The ship {mask} sailed", return_tensors="pt")

@@ -48,8 +48,8 @@ class RotaryBertFormat(tensors.TableFormat):
     output_layer: ClassVar[str] = "down_proj"
     transform: ClassVar[str] = "lm_head."
     decoder = "lm_head.decoder.weight"
-    inputs = ("input_ids", "attention_mask")
-    special_ids: ClassVar = {"pad_token_id": "pad", "bos_token_id": "cls", "eos_token_id": "sep"}
+    inputs: tuple[str, ...] = ("input_ids", "attention_mask")
+    special_ids: ClassVar[Mapping[str, str]] = {"pad_token_id": "pad", "bos_token_id": "cls", "eos_token_id": "sep"}
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> RotaryBertConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
