@@ -55,6 +55,7 @@ MODELS = {
         "DebertaV2Model",
     ),
     "positions": (lambda: states_of("roberta", **SHORT), "last_hidden_state", "RobertaModel"),
+    "gates": (lambda: states_of("gte", **SHORT), "last_hidden_state", "GteModel"),
     "distances_of_mpnet": (relative, "last_hidden_state", "MPNetModel"),
 }
 

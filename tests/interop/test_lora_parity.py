@@ -116,6 +116,8 @@ def test_initial_a_equals_peft_and_initial_b_is_zero():
 @pytest.mark.parametrize("family, architecture", [
     ("bert", "BertForSequenceClassification"), ("roberta", "RobertaForSequenceClassification"),
     ("modernbert", "ModernBertForSequenceClassification"), ("bert", "BertForTokenClassification"),
+    ("nomic_bert", "NomicBertForTokenClassification"), ("gte", "GteForSequenceClassification"),
+    ("jina_embeddings_v3", "JinaEmbeddingsV3ForSequenceClassification"),
 ])  # fmt: skip
 def test_peft_loads_an_adapter_onto_the_base_model(tmp_path, family, architecture):
     """The logits equal the logits of the merged model."""

@@ -1,11 +1,15 @@
 """Dropout masks of different keys: independent for the keys of the model, but not for arbitrary keys."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bertjax.config.model_config import BertConfig, Compute
+from bertjax.nn.feed_forward import FeedForward
 from bertjax.nn.ops.dropout import dropout, fold_in, row_keys
 
+SIZES = dict(vocab_size=60, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
 NUMBERS = 4096  # in a mask
 
 
@@ -35,3 +39,22 @@ def test_masks_are_independent_along_a_row():
         products = masks[:, distance:] * masks[:, :-distance]
         errors = products.sum(1) / (0.09 * np.sqrt(products.shape[1]))  # in standard errors
         assert np.sqrt(np.mean(errors**2)) < 1.35, (distance, errors)
+
+
+class _Network(nn.Module):
+    @nn.compact
+    def __call__(self, x, keys):
+        return FeedForward(64, "relu", dropout=0.5)(BertConfig(**SIZES), Compute(), x, keys)[0]
+
+
+def test_inner_states_and_the_output_of_a_feed_forward_network_have_independent_masks():
+    """A layer applies dropout to the output of the network with the keys that the network gets."""
+    keys, x, identity = row_keys(jax.random.key(0), jnp.arange(4)), jnp.ones((4, 64, 64)), jnp.eye(64)
+    params = {
+        "input": {"kernel": identity, "bias": jnp.zeros(64)},
+        "output": {"kernel": identity, "bias": jnp.zeros(64)},
+    }
+    inner, output = np.asarray(_Network().apply({"params": params}, x, keys)), np.asarray(dropout(x, 0.5, keys))
+    np.testing.assert_allclose(np.unique(inner.round(5)), [0, 2])
+    assert abs((inner == 0).mean() - 0.5) < 0.02 and abs(np.corrcoef(inner.ravel(), output.ravel())[0, 1]) < 0.03
+    np.testing.assert_allclose(_Network().apply({"params": params}, x, None), x, atol=1e-6)

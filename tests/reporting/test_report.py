@@ -240,6 +240,7 @@ def checkpoint_of(config):
     slow_case("eurobert", dict(num_key_value_heads=1, head_dim=8)),
     slow_case("deberta_v2", dict(position_buckets=8, conv_kernel_size=3)),
     ("xlnet", {}),
+    slow_case("nomic_bert", {}),
     slow_case("mpnet", {}),
     slow_case("transformer_xl", dict(clamp_length=5)),
 ])  # fmt: skip

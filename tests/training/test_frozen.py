@@ -24,7 +24,7 @@ TINY = dict(vocab_size=20, hidden_size=8, num_attention_heads=2, intermediate_si
 
 
 @pytest.mark.parametrize("family, layers", [
-    ("bert", 2), ("mixer", 2), *map(slow_case, ("electra", "lstms", "modernbert", "eurobert"), (1, 3, 7, 2)),
+    ("bert", 2), ("mixer", 2), *map(slow_case, ("electra", "lstms", "modernbert", "eurobert", "gte"), (1, 3, 7, 2, 2)),
 ])  # fmt: skip
 def test_layer_ids_are_the_first_layer_that_the_params_change(family, layers):
     """States are the embeddings and the outputs of all layers. States from a layer's index on depend on its params."""
