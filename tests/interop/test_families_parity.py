@@ -180,6 +180,8 @@ def batch_of(name: str, length: int):
         ("jina-embeddings-v3", 64, {}),
         *(("gte", 64, dict(rope_theta=20_000.0, rope_scaling=scaling)) for scaling in SCALINGS),
         ("jina-embeddings-v3", 1, dict(hidden_act="relu")),
+        *(("eurobert", 33, dict(rope_theta=20_000.0, rope_scaling=scaling)) for scaling in list(SCALINGS)[1:]),
+        ("modernbert", 41, dict(zip(("global_rope_scaling", "local_rope_scaling"), SCALINGS))),
         ("deberta-v2", 1, {}),
         ("deberta-v2", 64, {}),
         ("deberta-v2", 9, dict(relative_attention=False, norm_rel_ebd="none", conv_kernel_size=5, conv_act="gelu")),
@@ -191,6 +193,13 @@ def test_states_logits_attention_and_gradients_equal_transformers(name, length, 
     if "rope_scaling" in fields:
         scaling = SCALINGS[fields["rope_scaling"]]
         their_fields = dict(rope_parameters=scaling | dict(rope_theta=fields["rope_theta"]))
+    if "global_rope_scaling" in fields:
+        kinds = {
+            kind: SCALINGS[fields[f"{part}_rope_scaling"]]
+            | dict(rope_theta=getattr(MODELS[name][2], f"{part}_rope_theta"))
+            for part, kind in (("global", "full_attention"), ("local", "sliding_attention"))
+        }
+        their_fields = dict(rope_parameters=kinds)
     their_model = save_theirs(tmp_path, name, "ForMaskedLM", **their_fields)
     source = pretrained.read_pretrained(tmp_path)
     assert source.config == dataclasses.replace(MODELS[name][2], **fields)

@@ -1,5 +1,6 @@
 """EuroBERT in Hugging Face's folders: fields of config.json, names of tensors, classes of transformers."""
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
@@ -57,7 +58,8 @@ class EuroBertFormat(tensors.TableFormat):
         if values["num_key_value_heads"] is None:
             values["num_key_value_heads"] = fields.get("num_attention_heads")
         theta, scaling = rope.read_rope(path, fields)
-        return FIELDS.build(path, values | {"rope_scaling": scaling} | ({} if theta is None else {"rope_theta": theta}))
+        config = FIELDS.build(path, values | ({} if theta is None else {"rope_theta": theta}))
+        return dataclasses.replace(config, rope_scaling=scaling)
 
     def to_fields(self, config: EuroBertConfig) -> dict[str, Any]:
         """Returns the fields of config.json, with the fields of both old and new versions of transformers."""

@@ -1,5 +1,6 @@
 """ModernBERT in Hugging Face's folders: fields of config.json, names of tensors, classes of transformers."""
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
@@ -70,12 +71,14 @@ class ModernBertFormat(tensors.TableFormat):
             )
         if fields.get("head_dim") not in (None, size := json_config.head_size(fields)):
             raise UserError(f"{path}: head_dim {fields['head_dim']!r} is not supported; supported: {size!r}")
-        values |= _ropes(path, fields) | _pattern(path, fields)
+        ropes = _ropes(path, fields)
+        values |= ropes | _pattern(path, fields)
         if "sliding_window" in fields:  # half the window size
             if type(fields["sliding_window"]) is not int:
                 raise UserError(f"{path}: sliding_window is {fields['sliding_window']!r}; expected int")
             values["local_attention"] = 2 * fields["sliding_window"]
-        return FIELDS.build(path, values)
+        config = FIELDS.build(path, values)
+        return dataclasses.replace(config, **{name: x for name, x in ropes.items() if name.endswith("_scaling")})
 
     def to_fields(self, config: ModernBertConfig) -> dict[str, Any]:
         """Returns the fields of config.json, with the fields of both old and new versions of transformers."""
