@@ -209,6 +209,20 @@ def with_aliases(path: epath.Path, fields: Mapping[str, Any], aliases: Mapping[s
     return result
 
 
+def without_code(fields: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Returns fields without auto_map if auto_map refers to published code that the classes of transformers replace.
+
+    Args:
+      fields: the content of config.json.
+      prefix: the beginning of the names of the classes in transformers and in the published code.
+    """
+    code = fields.get("auto_map")
+    is_published = isinstance(code, dict) and all(
+        str(name).rpartition(".")[2].startswith(prefix) for name in code.values()
+    )
+    return {name: value for name, value in fields.items() if name != "auto_map" or not is_published}
+
+
 def head_size(fields: Mapping[str, Any]) -> int | None:
     """Returns hidden_size / num_attention_heads; None if one of the two is missing or not an integer."""
     hidden, heads = fields.get("hidden_size"), fields.get("num_attention_heads")

@@ -624,6 +624,7 @@ def test_a_folder_with_an_unsupported_model_raises_one_line(family, changed, mes
     ("eurobert", {"rope_theta": 250000, ROPE: ..., "head_dim": ...}, {}),  # like the published configs
     ("eurobert", {"classifier_pooling": ..., "clf_pooling": "mean"}, dict(classifier_pooling="mean")),
     ("nomic_bert", {ROPE: ..., "head_dim": 8}, {}),  # without the fields, transformers uses the base of the family
+    ("nomic_bert", {"auto_map": {"AutoModel": "a/b--modeling_hf_nomic_bert.NomicBertModel"}, "n_embd": 16}, {}),
     ("gte", {ROPE: {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e4}},
      dict(rope_theta=5e4, rope_scaling="linear factor=4.0")),
     ("jina_embeddings_v3", {ROPE: ..., "rope_theta": 9}, dict(rope_theta=9.0)),

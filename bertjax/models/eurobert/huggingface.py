@@ -52,7 +52,7 @@ class EuroBertFormat(tensors.TableFormat):
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         has_old_name = "classifier_pooling" not in fields and "clf_pooling" in fields  # the name in the published code
         names = {"classifier_pooling": "clf_pooling"} if has_old_name else {}
-        values = FIELDS.read(path, _without_code(fields), names=names)
+        values = FIELDS.read(path, json_config.without_code(fields, "EuroBert"), names=names)
         if values["head_dim"] is None:
             values["head_dim"] = json_config.head_size(fields)
         if values["num_key_value_heads"] is None:
@@ -111,15 +111,6 @@ class EuroBertFormat(tensors.TableFormat):
                 f"tie_word_embeddings true"
             )
         return ""
-
-
-def _without_code(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields without auto_map, if auto_map refers to the published code, which bertjax reproduces."""
-    code = fields.get("auto_map")
-    is_published = isinstance(code, dict) and all(
-        str(name).rpartition(".")[2].startswith("EuroBert") for name in code.values()
-    )
-    return {name: value for name, value in fields.items() if name != "auto_map" or not is_published}
 
 
 FORMAT = EuroBertFormat()

@@ -53,7 +53,7 @@ class RotaryBertFormat(tensors.TableFormat):
 
     def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> RotaryBertConfig:
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
-        values = self.fields.read(path, fields)
+        values = self.fields.read(path, json_config.without_code(fields, next(iter(self.classes))))
         if fields.get("head_dim") not in (None, size := json_config.head_size(fields)):
             raise UserError(f"{path}: head_dim {fields['head_dim']!r} is not supported; supported: {size!r}")
         theta, scaling = rope.read_rope(path, fields)
