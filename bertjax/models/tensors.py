@@ -153,7 +153,7 @@ class TableFormat(HuggingFaceFormat):
         self, tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping[str, Any], config: Any, source: str
     ) -> tuple[dict, list[str], str]:
         """Converts tensors to params, see `HuggingFaceFormat.read_params`."""
-        state_dict = {WRAPPER_PREFIXES.sub("", name): tensor for name, tensor in tensors}
+        state_dict = {self.name_in_class(WRAPPER_PREFIXES.sub("", name)): tensor for name, tensor in tensors}
         if self.words not in state_dict:  # tensor names of an encoder without a head have no prefix
             state_dict = {f"{self._prefix}{name}": tensor for name, tensor in state_dict.items()}
         parts, labels = self.parts_in(state_dict, fields), self._labels_in(state_dict)

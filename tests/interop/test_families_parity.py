@@ -30,6 +30,7 @@ from bertjax.models.heads import (
 from bertjax.models.modernbert.config import ModernBertConfig
 from bertjax.models.mpnet.config import MPNetConfig
 from bertjax.models.roberta.config import RobertaConfig
+from bertjax.models.ultrabert.config import UltraBertConfig
 from bertjax.models.xlm_roberta_xl.config import XlmRobertaXlConfig
 from bertjax.models.xlnet.config import XlnetConfig
 from bertjax.models.xlnet.family import FAMILY as XLNET
@@ -49,6 +50,7 @@ LAYERS = dict(num_hidden_layers=6, local_attention=16, attention_dropout=0.2)
 KINDS = ["full_attention", "sliding_attention"] * 3
 SPECIAL = dict(pad_token_id=0, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3)
 ROPE = dict(rope_type="default", rope_theta=250_000.0)
+TYPED = dict(num_hidden_layers=4, num_key_value_heads=2, prediction_head_size=24, sliding_window=4)
 # The fields of DeBERTa-v3, with fewer buckets. The distances of a text are more than the buckets.
 BUCKETS = dict(share_att_key=True, position_buckets=8, norm_rel_ebd="layer_norm", position_biased_input=False)
 OLD_DEBERTA = dict(
@@ -81,6 +83,11 @@ MODELS = {
     "eurobert": (
         "EuroBert", SIZES | dict(num_key_value_heads=2, rope_parameters=ROPE, pad_token_id=0),
         EuroBertConfig(**SIZES, num_key_value_heads=2, head_dim=8),
+    ),
+    "ultrabert": (
+        "Ultrabert",
+        SIZES | TYPED | dict(layer_types=[f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding")]),
+        UltraBertConfig(**SIZES | TYPED, head_dim=8, layer_types="sliding,sliding,full"),
     ),
     "deberta-v2": (
         "DebertaV2", POSITIONED | BUCKETS | dict(relative_attention=True, pos_att_type=["p2c", "c2p"]),
@@ -155,6 +162,8 @@ def batch_of(name: str, length: int):
         ("modernbert", 41, {}),
         ("eurobert", 9, {}),
         ("eurobert", 33, dict(num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)),
+        ("ultrabert", 41, {}),
+        ("ultrabert", 9, dict(tie_word_embeddings=True, num_key_value_heads=4, head_dim=16)),
         ("deberta-v2", 1, {}),
         ("deberta-v2", 64, {}),
         ("deberta-v2", 9, dict(relative_attention=False, norm_rel_ebd="none", conv_kernel_size=5, conv_act="gelu")),
@@ -208,7 +217,7 @@ def test_buckets_of_distances_equal_transformers(buckets, largest):
     assert len({*ours}) < len(apart)
 
 
-@pytest.mark.parametrize("name", ["mpnet"])
+@pytest.mark.parametrize("name", ["mpnet", "ultrabert"])
 def test_texts_in_a_packed_row_have_the_states_of_texts_alone(name, tmp_path):
     their_model, sizes = save_theirs(tmp_path, name, "ForMaskedLM"), np.array([7, 150, 1, 33])
     source, ids = pretrained.read_pretrained(tmp_path), np.random.default_rng(0).integers(5, 150, (1, 200))
@@ -237,12 +246,17 @@ def classes():
         "albert": ("Model", "ForMaskedLM", "ForPreTraining", *four),
         "modernbert": ("Model", "ForMaskedLM", *four),
         "eurobert": ("Model", "ForMaskedLM", *four[:2]),
+        "ultrabert": ("Model", "ForMaskedLM", *four[:3]),
         "deberta-v2": ("Model", "ForMaskedLM", *four),
         "xlnet": ("Model", *BERTS, four[0], four[1], four[3]),
     }.items():
         yield from ((name, head, {}) for head in heads)
     yield from (("modernbert", head, dict(classifier_pooling="mean")) for head in (four[0], four[3]))
     yield from (("deberta-v2", head, OLD_DEBERTA) for head in ("Model", "ForMaskedLM"))
+    yield from (
+        ("ultrabert", head, dict(classifier_pooling="mean", tie_word_embeddings=True))
+        for head in (four[0], "ForMaskedLM")
+    )
     yield from (("eurobert", four[0], dict(classifier_pooling=pooling)) for pooling in ("bos", "mean"))
 
 

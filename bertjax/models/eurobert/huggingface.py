@@ -51,11 +51,8 @@ class EuroBertFormat(tensors.TableFormat):
         """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
         has_old_name = "classifier_pooling" not in fields and "clf_pooling" in fields  # the name in the published code
         names = {"classifier_pooling": "clf_pooling"} if has_old_name else {}
-        values = FIELDS.read(path, _without_code(fields), names=names)
-        if values["head_dim"] is None:
-            values["head_dim"] = json_config.head_size(fields)
-        if values["num_key_value_heads"] is None:
-            values["num_key_value_heads"] = fields.get("num_attention_heads")
+        plain_fields = json_config.without_code(fields, "EuroBert")
+        values = with_head_sizes(FIELDS.read(path, plain_fields, names=names), fields)
         theta, scaling = rope.read_rope(path, fields)
         return FIELDS.build(path, values | {"rope_scaling": scaling} | ({} if theta is None else {"rope_theta": theta}))
 
@@ -66,6 +63,17 @@ class EuroBertFormat(tensors.TableFormat):
 
     def table(self, config: EuroBertConfig, parts: Collection[str], labels: int) -> tensors.TensorTable:
         """Returns the tensors of a model, see `TableFormat.table`."""
+        hidden, size, table = config.hidden_size, (config.hidden_size,), self.encoder_table(config)
+        if "masked_lm" in parts and not config.tie_word_embeddings:
+            table.array(("masked_lm", "decoder", "embedding"), self.decoder, config.vocab_size, hidden)
+        if "pooler" in parts:
+            table.dense(("bert", "pooler", "dense"), "dense", size, size, bias=True)
+        if "classifier" in parts:
+            table.dense(("classifier", "dense"), "classifier", size, (labels,), bias=True)
+        return table
+
+    def encoder_table(self, config: Any) -> tensors.TensorTable:
+        """Returns the tensors of the encoder."""
         hidden, size, inner = config.hidden_size, (config.hidden_size,), (config.intermediate_size,)
         queries, keys = (config.num_attention_heads, config.head_dim), (config.num_key_value_heads, config.head_dim)
         table = tensors.TensorTable()
@@ -81,12 +89,6 @@ class EuroBertFormat(tensors.TableFormat):
             table.dense((*path, "input"), (f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"), size, inner)
             table.dense((*path, "output"), f"{name}.mlp.down_proj", inner, size)
         table.norm(("bert", "encoder", "norm"), "model.norm", hidden)
-        if "masked_lm" in parts and not config.tie_word_embeddings:
-            table.array(("masked_lm", "decoder", "embedding"), self.decoder, config.vocab_size, hidden)
-        if "pooler" in parts:
-            table.dense(("bert", "pooler", "dense"), "dense", size, size, bias=True)
-        if "classifier" in parts:
-            table.dense(("classifier", "dense"), "classifier", size, (labels,), bias=True)
         return table
 
     def parts_of(self, params: Mapping, config: EuroBertConfig) -> set[str]:
@@ -111,13 +113,15 @@ class EuroBertFormat(tensors.TableFormat):
         return ""
 
 
-def _without_code(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields without auto_map, if auto_map refers to the published code, which bertjax reproduces."""
-    code = fields.get("auto_map")
-    is_published = isinstance(code, dict) and all(
-        str(name).rpartition(".")[2].startswith("EuroBert") for name in code.values()
-    )
-    return {name: value for name, value in fields.items() if name != "auto_map" or not is_published}
+def with_head_sizes(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a model config, with the defaults of head_dim and num_key_value_heads for null.
+
+    Args:
+      values: {name in bertjax: value}.
+      fields: the content of config.json.
+    """
+    defaults = {"head_dim": json_config.head_size(fields), "num_key_value_heads": fields.get("num_attention_heads")}
+    return {**values, **{name: default for name, default in defaults.items() if values[name] is None}}
 
 
 FORMAT = EuroBertFormat()
