@@ -72,6 +72,7 @@ def configs() -> dict:
             **{"packing": True, "optimizer.name": "stable_adamw", "optimizer.schedule": "trapezoid", **dynamic},
         ),
         "eurobert": _config("eurobert", dict(num_key_value_heads=1, head_dim=8), **{"optimizer.name": "muon"}),
+        "neobert": _config("neobert", {}, **{"packing": True, **dynamic}),
         "ultrabert": _config(
             "ultrabert",
             dict(

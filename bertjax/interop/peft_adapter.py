@@ -54,7 +54,9 @@ CLASSIFIERS = ("classifier", "logits_proj")
 WORD_MODULES = ("cls", "lm_head", "lm_loss", "lm_predictions", "decoder", "vocab_transform", "vocab_layer_norm",
                 "vocab_projector", "generator_predictions", "generator_lm_head",
                 "discriminator_predictions")  # fmt: skip
-DECODERS = re.compile(r"(cls\.predictions\.|lm_head\.|head\.)?decoder|lm_head|lm_loss|vocab_projector|generator_lm_head")
+DECODERS = re.compile(
+    r"(cls\.predictions\.|lm_head\.|head\.)?decoder|lm_head|lm_loss|vocab_projector|generator_lm_head"
+)
 WORDS = re.compile(r"(.*\.)?(word_embeddings|word_embedding|tok_embeddings|embed_tokens|wte)\.weight")
 INPUTS_FIRST = re.compile(r".*\.(c_attn|c_proj|c_fc)")  # layers of GPT-2 whose weight is `[inputs, outputs]`
 LORA = re.compile(r"(.*)\.lora_(embedding_)?([AB])(\.weight|\.bias)?")

@@ -30,6 +30,7 @@ class HuggingFaceFormat(abc.ABC):
         that differ. The suffix follows the prefix, such as "ForMaskedLM".
       module_names: {first part of a tensor name in a folder: the name of the module in the class}, if transformers
         renames tensors when it reads a folder.
+      needs_code: whether transformers loads the classes from Python code on the hub.
       word_modules: modules of the class that only predict words, and whose names are not the names in other families.
     """
 
@@ -39,6 +40,7 @@ class HuggingFaceFormat(abc.ABC):
     aliases: ClassVar[Mapping[str, str]] = MappingProxyType({})
     bert_suffixes: ClassVar[Mapping[str, str]] = MappingProxyType({})
     module_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    needs_code: ClassVar[bool] = False
     word_modules: ClassVar[tuple[str, ...]] = ()
 
     def name_in_class(self, name: str) -> str:

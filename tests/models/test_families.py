@@ -52,6 +52,7 @@ FAMILIES = {
     "xlm_roberta_xl": {}, "lstms": {}, "xlnet": {},
     "modernbert": dict(num_hidden_layers=2, global_attn_every_n_layers=2, local_attention=16),
     "eurobert": dict(num_key_value_heads=2, head_dim=8), "transformer_xl": dict(memory_length=8),
+    "neobert": {},
     "ultrabert": dict(
         num_hidden_layers=3, num_key_value_heads=2, head_dim=8, prediction_head_size=24, layer_types="sliding,full",
         sliding_window=8,
@@ -122,6 +123,7 @@ ENWIK8 = dict(
                       intermediate_size=4096, tie_word_embeddings=True), 607_874_688),
     ("eurobert", dict(hidden_size=2304, num_hidden_layers=32, num_attention_heads=18, num_key_value_heads=6,
                       head_dim=128, intermediate_size=6144, tie_word_embeddings=True), 2_107_590_912),
+    ("neobert", {}, 221_665_536 + 30_522 * 769),  # 172 tensors; the encoder and the LM head
     ("xlnet", dict(num_hidden_layers=12, hidden_size=768, num_attention_heads=12, intermediate_size=3072),
      116_718_336 + 32_000),  # the encoder, and the bias of the LM head
     ("xlnet", dict(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096),
@@ -226,6 +228,7 @@ def params_and_loss_after_a_step(config, devices, records):
         "xlm_roberta_xl",
         "modernbert",
         "eurobert",
+        "neobert",
         "ultrabert",
         "deberta_v2",
         "mpnet",
@@ -307,6 +310,7 @@ def test_a_mesh_must_divide_the_sizes_of_the_family(family, fields, mesh, messag
     ("ultrabert", "model.layer_types", "full,local", "config.model.layer_types = 'full,local': must be the types full"),
     ("ultrabert", "model.full_rope_scaling", "yarn", "config.model.full_rope_scaling = 'yarn': yarn needs the fields"),
     ("ultrabert", "model.head_dim", 7, "config.model.head_dim = 7: must be even, because rotary positions"),
+    ("neobert", "model.num_attention_heads", 16, "must give an even head size for rotary positions, but .* = 1"),
     ("albert", "model.num_hidden_groups", 3, "num_hidden_groups = 3: must divide model.num_hidden_layers = 4"),
     ("albert", "freeze_layers", 1, "config.freeze_layers = 1: must be a multiple of 2, the number of layers that sha"),
     ("deberta_v2", "model.position_buckets", 1, "position_buckets = 1: must be at least 2, or -1 for no buckets"),
@@ -422,7 +426,7 @@ def reviews(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", ["electra", "albert", "modernbert", "eurobert", "ultrabert", "deberta_v2", "mpnet", "xlnet"]
+    "family", ["electra", "albert", "modernbert", "eurobert", "ultrabert", "neobert", "deberta_v2", "mpnet", "xlnet"]
 )  # BERT: tests/finetuning/test_finetuning.py
 def test_a_classifier_is_trained_predicts_and_is_converted(family, run_of, reviews, tmp_path):
     config = fine_tuning_config("glue", name="sst2")
@@ -527,6 +531,13 @@ ROPE = "rope_parameters"
     ("ultrabert", {"prediction_head_size": 16}, "head.linear1.weight has shape .*; expected"),
     ("ultrabert", {"sliding_window": 0}, "sliding_window = 0: must be at least 1"),
     ("ultrabert", {"tie_word_embeddings": True}, "head.decoder.weight differs from model.embed_tokens.weight; expect"),
+    ("neobert", {"ngpt": True}, "ngpt True is not supported; supported: False"),
+    ("neobert", {"rope": False}, "rope False is not supported; supported: True"),
+    ("neobert", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: 'SwiGLU'"),
+    ("neobert", {"dim_head": 4}, "dim_head 4 is not supported; supported: 8"),
+    ("neobert", {"max_length": ...}, "max_length is missing, but required; add the field"),
+    ("neobert", {"intermediate_size": 96}, r"ffn.w12.weight has shape \(64, 16\); expected \(128, 16\)"),
+    ("neobert", {"auto_map": {"AutoModel": "mine.Model"}}, "auto_map .* is not supported; supported: None"),
     ("deberta_v2", {"pos_att_type": "c2p|p2p"}, "pos_att_type 'c2p|p2p' is not supported; supported: p2c, c2p"),
     ("deberta_v2", {"pos_att_type": 5}, "pos_att_type 5 is not supported; supported: p2c, c2p"),
     ("deberta_v2", {"attention_head_size": 4}, "attention_head_size 4 is not supported; supported: 8"),
@@ -627,6 +638,7 @@ def test_a_folder_with_an_unsupported_model_raises_one_line(family, changed, mes
      dict(layer_types="full", full_rope_theta=3.0, full_rope_scaling="linear factor=2.0")),
     ("ultrabert", {"layer_types": ..., ROPE: None, "num_key_value_heads": None},
      dict(layer_types="sliding,sliding,full")),
+    ("neobert", {"auto_map": {"AutoModel": "model.NeoBERT"}, "hidden_act": "swiglu", "intermediate_size": 47}, {}),
     ("deberta_v2", {"pos_att_type": "c2p | P2C", "attention_head_size": 8, "pooler_hidden_size": 16}, {}),
     ("deberta_v2", {"conv_act": ..., "legacy": ...}, {}),
     ("deberta_v2", {"pos_att_type": None, "share_att_key": ...}, dict(pos_att_type="", share_att_key=False)),
@@ -642,6 +654,7 @@ def test_all_config_versions_are_read(family, changed, expected, folder_of, tmp_
     ("bert", dict(norm="pre"), r"model.norm = 'pre'"), ("distilbert", dict(norm="pre"), r"model.norm = 'pre'"),
     ("electra", dict(norm="pre"), r"model.norm = 'pre'"),
     ("modernbert", dict(glu=False), r"model.glu = False"),
+    ("neobert", dict(intermediate_size=12), r"model.intermediate_size = 12"),
     ("mpnet", dict(position_offset=1), r"model.position_offset = 1"),
 ])  # fmt: skip
 def test_a_model_that_transformers_does_not_have_is_refused(family, fields, message):
