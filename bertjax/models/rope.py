@@ -160,12 +160,12 @@ def _scaling_text(path: epath.Path, name: str, stated: str, rope: Mapping[str, A
         if type(value) not in (int, float):
             raise UserError(f"{path}: {name}.{field} is {value!r}; expected a number")
         settings.append(f"{NAMES.get(field, field)}={value}")
-    text = " ".join([stated, *settings])
     try:
-        parse_scaling(text)
+        scaling: Any = parse_scaling(" ".join([stated, *settings]))
     except UserError as error:
         raise UserError(f"{path}: {name} {dict(rope)!r} is not supported: {error}") from None
-    return text
+    # The text contains all fields, so that equal scalings have equal texts.
+    return " ".join([stated, *(f"{field}={value}" for field, value in dataclasses.asdict(scaling).items())])
 
 
 def objects_of_kinds(path: epath.Path, parameters: Any, kinds: Mapping[str, str]) -> dict[str, Any]:

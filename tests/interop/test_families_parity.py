@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -204,6 +205,48 @@ def test_states_logits_attention_and_gradients_equal_transformers(name, length, 
         attention = jax.jit(family.attention_probabilities, static_argnums=0)
         result = attention(source.config, source.params["bert"], *(x[:1] for x in batch))
         np.testing.assert_allclose(result, [x[0].detach() for x in expected.attentions], atol=1e-5)
+
+
+LINEAR, YARN = dict(rope_type="linear", factor=4.0), dict(rope_type="yarn", factor=4.0, beta_fast=16.0)
+LLAMA = dict(
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
+)
+
+
+@pytest.mark.parametrize(
+    "name, form", [("eurobert", 4), ("eurobert", 5), ("modernbert", 4), ("modernbert", 5), ("ultrabert", 5)]
+)
+@pytest.mark.parametrize("scaling", [LINEAR, LLAMA, YARN])
+def test_scaled_rotary_positions_equal_transformers(name, form, scaling, tmp_path):
+    """`form`: the version of transformers whose config.json has the fields."""
+    folder, thetas = tmp_path / "theirs", {"full_attention": 1000.0, "sliding_attention": 100.0}
+    save_theirs(folder, name, "Model", max_position_embeddings=48)
+    fields = json.loads((folder / "config.json").read_text())
+    del fields["rope_parameters"]
+    if form == 5:
+        by_kind = {kind: {**scaling, "rope_theta": theta} for kind, theta in thetas.items()}
+        fields["rope_parameters"] = by_kind["full_attention"] if name == "eurobert" else by_kind
+    elif name == "eurobert":
+        fields |= dict(rope_theta=1000.0, rope_scaling=scaling)
+    else:
+        fields |= dict(global_rope_theta=1000.0, local_rope_theta=100.0, rope_scaling=scaling)
+    (folder / "config.json").write_text(json.dumps(fields))
+    their_model, (batch, arguments) = transformers.AutoModel.from_pretrained(folder), batch_of(name, 41)
+    for source, target, form_of_target in (("theirs", "ours", "bertjax"), ("ours", "back", "huggingface")):
+        conversion.convert(tmp_path / source, tmp_path / target, form_of_target)
+    read, again = (pretrained.read_pretrained(tmp_path / place) for place in ("theirs", "back"))
+    texts = {value for field, value in vars(read.config).items() if "rope_scaling" in field}
+    assert read.config == again.config and {text.split()[0] for text in texts} == {scaling["rope_type"]}
+    back = transformers.AutoModel.from_pretrained(tmp_path / "back")
+    expected, expected_back = (model.eval()(**arguments).last_hidden_state.detach() for model in (their_model, back))
+    encode = functools.partial(families.family_of(read.config).build(read.config, Compute()).apply, method="encode")
+    states = jax.jit(encode)({"params": read.params["bert"]}, *batch)
+    real = batch[1][..., None]
+    np.testing.assert_allclose(states * real, expected.numpy() * real, atol=1e-4)
+    np.testing.assert_allclose(expected_back.numpy() * real, expected.numpy() * real, atol=1e-6)
+    plain = dataclasses.replace(read.config, **{field: "" for field in vars(read.config) if "rope_scaling" in field})
+    encode = functools.partial(families.family_of(plain).build(plain, Compute()).apply, method="encode")
+    assert np.abs(jax.jit(encode)({"params": read.params["bert"]}, *batch) * real - states * real).max() > 1e-2
 
 
 @pytest.mark.parametrize("buckets, largest", [(256, 512), (32, 128), (7, 50), (512, 32768)])

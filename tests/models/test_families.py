@@ -621,11 +621,11 @@ def test_a_folder_with_an_unsupported_model_raises_one_line(family, changed, mes
     ("eurobert", {"auto_map": {"AutoModel": "modeling_eurobert.EuroBertModel"}, "bos_token": "x"}, {}),
     ("eurobert", {"rope_theta": 250000, ROPE: ..., "head_dim": ...}, {}),  # like the published configs
     ("eurobert", {"classifier_pooling": ..., "clf_pooling": "mean"}, dict(classifier_pooling="mean")),
-    ("eurobert", {"rope_scaling": {"type": "linear", "factor": 2.0}}, dict(rope_scaling="linear factor=2.0")),
+    ("eurobert", {"rope_scaling": {"type": "linear", "factor": 2}}, dict(rope_scaling="linear factor=2.0")),
     ("eurobert", {"rope_scaling": {}}, {}),
     ("eurobert", {"original_max_position_embeddings": 32, ROPE: dict(
         rope_type="yarn", factor=2.0, rope_theta=9.0, original_max_position_embeddings=16)},
-     dict(rope_theta=9.0, rope_scaling="yarn factor=2.0 original_length=32")),
+     dict(rope_theta=9.0, rope_scaling="yarn factor=2.0 original_length=32 beta_fast=32.0 beta_slow=1.0")),
     ("modernbert", {ROPE: {"full_attention": {"rope_theta": 7.0}}, "local_rope_theta": ...,
                     "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
      dict(global_rope_theta=7.0, global_rope_scaling="linear factor=2.0", local_rope_scaling="linear factor=2.0")),

@@ -20,11 +20,52 @@ FIELDS = json_config.ConfigFields(
 )
 
 
-class EuroBertFormat(tensors.TableFormat):
+class EuroBertLayersFormat(tensors.TableFormat):
+    """A format whose tensors in the encoder have the names of EuroBERT."""
+
+    inputs = ("input_ids", "attention_mask")
+    words = "model.embed_tokens.weight"
+
+    def encoder_table(self, config: Any) -> tensors.TensorTable:
+        """Returns the tensors of the encoder."""
+        hidden, size, inner = config.hidden_size, (config.hidden_size,), (config.intermediate_size,)
+        queries, keys = (config.num_attention_heads, config.head_dim), (config.num_key_value_heads, config.head_dim)
+        table = tensors.TensorTable()
+        table.array(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
+        for number in range(config.num_hidden_layers):
+            path, name = ("bert", "layers", number), f"model.layers.{number}"
+            table.norm((*path, "attention_norm"), f"{name}.input_layernorm", hidden)
+            table.dense((*path, "attention", "query"), f"{name}.self_attn.q_proj", size, queries)
+            keys_and_values = f"{name}.self_attn.k_proj", f"{name}.self_attn.v_proj"
+            table.dense((*path, "attention", "key_value"), keys_and_values, size, keys)
+            table.dense((*path, "attention", "output"), f"{name}.self_attn.o_proj", queries, size)
+            table.norm((*path, "output_norm"), f"{name}.post_attention_layernorm", hidden)
+            table.dense((*path, "input"), (f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"), size, inner)
+            table.dense((*path, "output"), f"{name}.mlp.down_proj", inner, size)
+        table.norm(("bert", "encoder", "norm"), "model.norm", hidden)
+        return table
+
+    def untied_reason(
+        self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any], config: Any, source: str
+    ) -> str:
+        """Returns "", because tied and untied decoders are supported.
+
+        Raises:
+          UserError: if config.json has tie_word_embeddings true, and the decoder is not tied.
+        """
+        words = state_dict[self.words]
+        if config.tie_word_embeddings and not np.array_equal(state_dict.get(self.decoder, words), words):
+            raise UserError(
+                f"{source}: {self.decoder} differs from {self.words}; expected equal tensors, because config.json has "
+                f"tie_word_embeddings true"
+            )
+        return ""
+
+
+class EuroBertFormat(EuroBertLayersFormat):
     """Folders of EuroBERT that transformers writes, and the published folders, which contain Python code."""
 
     classes: ClassVar = {"EuroBert": "EuroBERT"}
-    inputs = ("input_ids", "attention_mask")
     special_ids: ClassVar = {
         "pad_token_id": "pad",
         "bos_token_id": "cls",
@@ -39,7 +80,6 @@ class EuroBertFormat(tensors.TableFormat):
         "EuroBertForTokenClassification": ("classifier",),
     }
     model_name = "a EuroBERT"
-    words = "model.embed_tokens.weight"
     decoder = "lm_head.weight"
     part_tensors: ClassVar = {
         "masked_lm": (decoder,),
@@ -72,45 +112,10 @@ class EuroBertFormat(tensors.TableFormat):
             table.dense(("classifier", "dense"), "classifier", size, (labels,), bias=True)
         return table
 
-    def encoder_table(self, config: Any) -> tensors.TensorTable:
-        """Returns the tensors of the encoder."""
-        hidden, size, inner = config.hidden_size, (config.hidden_size,), (config.intermediate_size,)
-        queries, keys = (config.num_attention_heads, config.head_dim), (config.num_key_value_heads, config.head_dim)
-        table = tensors.TensorTable()
-        table.array(("bert", "embeddings", "word", "embedding"), self.words, config.vocab_size, hidden)
-        for number in range(config.num_hidden_layers):
-            path, name = ("bert", "layers", number), f"model.layers.{number}"
-            table.norm((*path, "attention_norm"), f"{name}.input_layernorm", hidden)
-            table.dense((*path, "attention", "query"), f"{name}.self_attn.q_proj", size, queries)
-            keys_and_values = f"{name}.self_attn.k_proj", f"{name}.self_attn.v_proj"
-            table.dense((*path, "attention", "key_value"), keys_and_values, size, keys)
-            table.dense((*path, "attention", "output"), f"{name}.self_attn.o_proj", queries, size)
-            table.norm((*path, "output_norm"), f"{name}.post_attention_layernorm", hidden)
-            table.dense((*path, "input"), (f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"), size, inner)
-            table.dense((*path, "output"), f"{name}.mlp.down_proj", inner, size)
-        table.norm(("bert", "encoder", "norm"), "model.norm", hidden)
-        return table
-
-    def parts_of(self, params: Mapping, config: EuroBertConfig) -> set[str]:
+    def parts_of(self, params: Mapping, config: Any) -> set[str]:
         """Returns the parts of params. A tied decoder has no params, so that a lone encoder has `masked_lm`."""
         parts = tensors.class_parts_of(params)
         return parts | ({"masked_lm"} if config.tie_word_embeddings and not parts else set())
-
-    def untied_reason(
-        self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any], config: EuroBertConfig, source: str
-    ) -> str:
-        """Returns "", because tied and untied decoders are supported.
-
-        Raises:
-          UserError: if config.json has tie_word_embeddings true, and the decoder is not tied.
-        """
-        words = state_dict[self.words]
-        if config.tie_word_embeddings and not np.array_equal(state_dict.get(self.decoder, words), words):
-            raise UserError(
-                f"{source}: {self.decoder} differs from {self.words}; expected equal tensors, because config.json has "
-                f"tie_word_embeddings true"
-            )
-        return ""
 
 
 def with_head_sizes(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ FIELDS = json_config.ConfigFields(
 )
 
 
-class UltraBertFormat(eurobert.EuroBertFormat):
+class UltraBertFormat(eurobert.EuroBertLayersFormat):
     """Folders of UltraBERT. The names of tensors in the encoder are the names of EuroBERT."""
 
     classes: ClassVar = {"Ultrabert": "UltraBERT"}
