@@ -72,6 +72,15 @@ def configs() -> dict:
             **{"packing": True, "optimizer.name": "stable_adamw", "optimizer.schedule": "trapezoid", **dynamic},
         ),
         "eurobert": _config("eurobert", dict(num_key_value_heads=1, head_dim=8), **{"optimizer.name": "muon"}),
+        "neobert": _config("neobert", {}, **{"packing": True, **dynamic}),
+        "ultrabert": _config(
+            "ultrabert",
+            dict(
+                num_hidden_layers=3, num_key_value_heads=1, head_dim=8, prediction_head_size=24, sliding_window=8,
+                layer_types="sliding,full",
+            ),
+            **{"packing": True, **dynamic},
+        ),
         "deberta-v2": _config(
             "deberta_v2", dict(position_buckets=8, conv_kernel_size=3), **{"packing": True, **dynamic}
         ),

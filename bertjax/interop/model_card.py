@@ -21,7 +21,7 @@ from bertjax.objectives.parsing import objective_weights
 PIPELINE = """
 from transformers import pipeline
 
-use = pipeline("{purpose}", model="{name}")
+use = pipeline("{purpose}", model="{name}"{code})
 use("{text}")
 """
 PAIR = """use({{"text": "A fine day.", "text_pair": "The sun shines."}})  # if the model was trained on pairs
@@ -157,7 +157,8 @@ def model_card(
         f"{f' as the {part} of another' if part else ''}.",
     ]
     if purpose:
-        code = code.strip().format(purpose=purpose, name=name, text=text.format(mask=mask))
+        trust = ", trust_remote_code=True" if layout.needs_code else ""
+        code = code.strip().format(purpose=purpose, name=name, text=text.format(mask=mask), code=trust)
         lines += ["", "## Use", "", "```python", code, "```"]
     if has_embeddings:
         lines += _describe_embeddings(settings, model.hidden_size)

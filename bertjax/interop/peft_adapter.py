@@ -54,7 +54,9 @@ CLASSIFIERS = ("classifier", "logits_proj")
 WORD_MODULES = ("cls", "lm_head", "lm_loss", "lm_predictions", "decoder", "vocab_transform", "vocab_layer_norm",
                 "vocab_projector", "generator_predictions", "generator_lm_head",
                 "discriminator_predictions")  # fmt: skip
-DECODERS = re.compile(r"(cls\.predictions\.|lm_head\.)?decoder|lm_head|lm_loss|vocab_projector|generator_lm_head")
+DECODERS = re.compile(
+    r"(cls\.predictions\.|lm_head\.|head\.)?decoder|lm_head|lm_loss|vocab_projector|generator_lm_head"
+)
 WORDS = re.compile(r"(.*\.)?(word_embeddings|word_embedding|tok_embeddings|embed_tokens|wte)\.weight")
 INPUTS_FIRST = re.compile(r".*\.(c_attn|c_proj|c_fc)")  # layers of GPT-2 whose weight is `[inputs, outputs]`
 LORA = re.compile(r"(.*)\.lora_(embedding_)?([AB])(\.weight|\.bias)?")
@@ -219,12 +221,12 @@ def merge_adapter(
 
 def _without_word_modules(base: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Returns the tensors of a base under current names, without word modules if the class does not have them."""
-    tensors, keeps_all = {}, class_suffix_of(config) not in (*HEADS, "Model")
+    tensors, keeps_all, layout = {}, class_suffix_of(config) not in (*HEADS, "Model"), _layout_of(config)
     for name, tensor in base.items():
         plain = WRAPPER_PREFIXES.sub("", name).replace("LayerNorm.gamma", "LayerNorm.weight")
         plain = plain.replace("LayerNorm.beta", "LayerNorm.bias")
-        if keeps_all or plain.partition(".")[0] not in WORD_MODULES:
-            tensors[plain] = tensor
+        if keeps_all or plain.partition(".")[0] not in (*WORD_MODULES, *layout.word_modules):
+            tensors[layout.name_in_class(plain)] = tensor
     return tensors
 
 

@@ -30,6 +30,10 @@ class HuggingFaceFormat(abc.ABC):
         same model for transformers}.
       bert_suffixes: {suffix of a class name: suffix of the class name of BERT with the same head}, only for suffixes
         that differ. The suffix follows the prefix, such as "ForMaskedLM".
+      module_names: {first part of a tensor name in a folder: the name of the module in the class}, if transformers
+        renames tensors when it reads a folder.
+      needs_code: whether transformers loads the classes from Python code on the hub.
+      word_modules: modules of the class that only predict words, and whose names are not the names in other families.
     """
 
     classes: ClassVar[Mapping[str, str]]
@@ -38,6 +42,14 @@ class HuggingFaceFormat(abc.ABC):
     aliases: ClassVar[Mapping[str, str]] = MappingProxyType({})
     other_types: ClassVar[Mapping[str, str]] = MappingProxyType({})
     bert_suffixes: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    module_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    needs_code: ClassVar[bool] = False
+    word_modules: ClassVar[tuple[str, ...]] = ()
+
+    def name_in_class(self, name: str) -> str:
+        """Returns the name in the class of transformers of a tensor in a folder."""
+        first, dot, rest = name.partition(".")
+        return f"{self.module_names.get(first, first)}{dot}{rest}"
 
     @property
     @abc.abstractmethod

@@ -150,8 +150,9 @@ class ConfigFields(Generic[T]):
             if name not in values:
                 raise UserError(f"{path}: {self.names.get(name, name)} is missing, but required; add the field")
         converted = {}
-        for name, field in self._fields.items():
-            kind, value = cast(type, field.type), values.get(name, field.default)
+        for field in dataclasses.fields(cast(Any, self.config_class)):
+            name, kind = field.name, cast(type, field.type)
+            value = values.get(name, field.default)
             if type(value) not in ((int, float) if kind is float else (kind,)):
                 raise UserError(f"{path}: {self.names.get(name, name)} is {value!r}; expected {kind.__name__}")
             if name in values:
@@ -210,17 +211,37 @@ def with_aliases(path: epath.Path, fields: Mapping[str, Any], aliases: Mapping[s
 
 
 def without_code(fields: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Returns fields without auto_map if auto_map refers to published code that the classes of transformers replace.
+    """Returns the fields without auto_map, if auto_map refers to the published code, which bertjax reproduces.
 
     Args:
-      fields: the content of config.json.
-      prefix: the beginning of the names of the classes in transformers and in the published code.
+      fields: the content of a config.json.
+      prefix: the first letters of all classes in the published code.
     """
     code = fields.get("auto_map")
     is_published = isinstance(code, dict) and all(
         str(name).rpartition(".")[2].startswith(prefix) for name in code.values()
     )
     return {name: value for name, value in fields.items() if name != "auto_map" or not is_published}
+
+
+def layer_types(path: epath.Path, fields: Mapping[str, Any]) -> list[str] | None:
+    """Returns layer_types, the types of all layers: full_attention or sliding_attention; None without the field.
+
+    Args:
+      path: the file, for messages.
+      fields: the content of the file.
+
+    Raises:
+      UserError: if a type is unknown, or the number of types is not the number of layers.
+    """
+    types, layers = fields.get("layer_types"), fields.get("num_hidden_layers")
+    if types is None or not isinstance(layers, int):
+        return None
+    if not isinstance(types, list) or set(map(str, types)) - {"full_attention", "sliding_attention"}:
+        raise UserError(f"{path}: layer_types {types!r} must be a list of full_attention and sliding_attention")
+    if len(types) != layers:
+        raise UserError(f"{path}: layer_types has {len(types)} entries; expected num_hidden_layers = {layers}")
+    return types
 
 
 def head_size(fields: Mapping[str, Any]) -> int | None:

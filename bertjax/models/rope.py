@@ -106,7 +106,7 @@ def read_rope(path: epath.Path, fields: Mapping[str, Any], kind: str = "") -> Ro
       UserError: if an object is damaged, or has a scaling that bertjax does not have.
     """
     name, rope = "rope_scaling", fields.get("rope_scaling")
-    if rope is None:
+    if rope is None or rope == {}:
         name, rope = "rope_parameters", fields.get("rope_parameters")
         if kind and isinstance(rope, dict) and kind in rope:
             name, rope = f"rope_parameters.{kind}", rope[kind]
@@ -116,7 +116,10 @@ def read_rope(path: epath.Path, fields: Mapping[str, Any], kind: str = "") -> Ro
     if not isinstance(rope, dict):
         raise UserError(f"{path}: {name} {rope!r} must be a JSON object")
     if "rope_type" in rope and rope.get("type", rope["rope_type"]) != rope["rope_type"]:
-        raise UserError(f"{path}: {name}.type is {rope['type']!r}; expected {rope['rope_type']!r}; delete type")
+        raise UserError(
+            f"{path}: {name}.type is {rope['type']!r}; expected {rope['rope_type']!r}, the rope_type that transformers "
+            f"reads; set rope_type, and delete type"
+        )
     stated = rope.get("rope_type", rope.get("type", "default"))
     if stated != "default" and stated not in TYPES:
         supported = ", ".join(map(repr, ("default", *TYPES)))
@@ -130,12 +133,25 @@ def read_rope(path: epath.Path, fields: Mapping[str, Any], kind: str = "") -> Ro
                 f"{path}: {name}.{field} {value!r} is not supported; supported: {SUPPORTED_VALUES[field]!r}"
             )
     theta = rope.get("rope_theta", theta)
-    return Rope(theta, "" if stated == "default" else _scaling_text(path, name, stated, rope, fields))
+    # As in transformers: an original length outside of the object precedes the length in an object for all layers.
+    lengths = {} if kind else {"original_max_position_embeddings": fields.get("original_max_position_embeddings")}
+    lengths |= {"max_position_embeddings": fields.get("max_position_embeddings")}
+    return Rope(theta, "" if stated == "default" else _scaling_text(path, name, stated, rope, lengths))
 
 
-def _scaling_text(path: epath.Path, name: str, stated: str, rope: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
-    """Returns the text of the scaling in an object of config.json."""
-    given = {"original_max_position_embeddings": fields.get("max_position_embeddings")} | dict(rope)
+def _scaling_text(path: epath.Path, name: str, stated: str, rope: Mapping[str, Any], lengths: Mapping[str, Any]) -> str:
+    """Returns the text of the scaling in an object of config.json.
+
+    Args:
+      path: the file, for messages.
+      name: the name of the object, for messages.
+      stated: the type of the scaling.
+      rope: the object.
+      lengths: fields outside of the object.
+    """
+    original = "original_max_position_embeddings"
+    given = {original: lengths["max_position_embeddings"], **rope}
+    given |= {original: lengths[original]} if lengths.get(original) is not None else {}
     settings = []
     for field in TYPES[stated]:
         value = given.get(field)
@@ -144,12 +160,39 @@ def _scaling_text(path: epath.Path, name: str, stated: str, rope: Mapping[str, A
         if type(value) not in (int, float):
             raise UserError(f"{path}: {name}.{field} is {value!r}; expected a number")
         settings.append(f"{NAMES.get(field, field)}={value}")
-    text = " ".join([stated, *settings])
     try:
-        parse_scaling(text)
+        scaling: Any = parse_scaling(" ".join([stated, *settings]))
     except UserError as error:
         raise UserError(f"{path}: {name} {dict(rope)!r} is not supported: {error}") from None
-    return text
+    # The text contains all fields, so that equal scalings have equal texts.
+    return " ".join([stated, *(f"{field}={value}" for field, value in dataclasses.asdict(scaling).items())])
+
+
+def objects_of_kinds(path: epath.Path, parameters: Any, kinds: Mapping[str, str]) -> dict[str, Any]:
+    """Returns rope_parameters with an object for each kind of layer. Raises `UserError` for another form.
+
+    Args:
+      path: the file, for messages.
+      parameters: rope_parameters in the file.
+      kinds: {name: kind of layer in config.json}.
+    """
+    if not isinstance(parameters, dict) or parameters.keys() - set(kinds.values()):
+        keys = " and ".join(kinds.values())
+        raise UserError(f"{path}: rope_parameters {parameters!r} must be a JSON object with the keys {keys}")
+    return parameters
+
+
+def rope_fields_of_kinds(config: Any, kinds: Mapping[str, str]) -> dict[str, Any]:
+    """Returns rope_parameters with an object for each kind of layer.
+
+    Args:
+      config: the model config, with the fields `NAME_rope_theta` and `NAME_rope_scaling` for each name.
+      kinds: {name: kind of layer in config.json}.
+    """
+    return {
+        kind: rope_fields(getattr(config, f"{name}_rope_theta"), getattr(config, f"{name}_rope_scaling"))
+        for name, kind in kinds.items()
+    }
 
 
 def rope_fields(theta: float, scaling: str = "") -> dict[str, Any]:

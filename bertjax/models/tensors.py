@@ -155,7 +155,7 @@ class TableFormat(HuggingFaceFormat):
         self, tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping[str, Any], config: Any, source: str
     ) -> tuple[dict, list[str], str]:
         """Converts tensors to params, see `HuggingFaceFormat.read_params`."""
-        state_dict = {WRAPPER_PREFIXES.sub("", name): tensor for name, tensor in tensors}
+        state_dict = {self.name_in_class(WRAPPER_PREFIXES.sub("", name)): tensor for name, tensor in tensors}
         if self.words not in state_dict:  # tensor names of an encoder without a head have no prefix
             state_dict = {f"{self._prefix}{name}": tensor for name, tensor in state_dict.items()}
         parts, labels = self.parts_in(state_dict, fields), self._labels_in(state_dict)
@@ -172,9 +172,12 @@ class TableFormat(HuggingFaceFormat):
     def choose_architecture(self, params: dict, config: Any, saved_class: str = "") -> str:
         """Returns the class for params, see `HuggingFaceFormat.choose_architecture`."""
         prefix, parts = next(iter(self.classes)), self.parts_of(params, config)
-        saved_class = prefix + saved_class.removeprefix(prefix).removeprefix("Bert")
-        fitting = [name for name, needed in self.architectures.items() if parts >= set(needed)]
-        return saved_class if saved_class in fitting else max(fitting, key=lambda name: len(self.architectures[name]))
+        saved = saved_class.removeprefix(prefix).removeprefix("Bert") if saved_class else None
+        fitting = {
+            name.removeprefix(prefix): needed for name, needed in self.architectures.items() if parts >= set(needed)
+        }
+        same_head = (suffix for suffix in fitting if saved in (suffix, self.bert_suffixes.get(suffix, suffix)))
+        return prefix + next(same_head, max(fitting, key=lambda suffix: len(fitting[suffix])))
 
     def to_tensors(self, params: dict, config: Any, architecture: str) -> tuple[dict[str, np.ndarray], list[str]]:
         """Converts params to tensors, see `HuggingFaceFormat.to_tensors`."""
@@ -184,7 +187,7 @@ class TableFormat(HuggingFaceFormat):
         labels = [params[part]["dense"]["bias"].shape[0] for part in parts if part in ("classifier", "spans")]
         table = self.table(config, parts, sum(labels))
         state_dict = to_state_dict(table, self.unstack_layers(params, config))
-        if architecture == f"{next(iter(self.classes))}Model":
+        if not parts:
             state_dict = {name.removeprefix(self._prefix): tensor for name, tensor in state_dict.items()}
         return state_dict, sorted(class_parts_of(params) - set(parts))
 

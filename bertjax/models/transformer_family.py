@@ -77,6 +77,8 @@ class TransformerFamily(ExposesAttention, ModelFamily):
         if "masked_lm" in params:
             fields["tie_word_embeddings"] = ("decoder" not in params["masked_lm"],)
             fields["output"] = ("transform" if "dense" in params["masked_lm"] else "plain",)
+        if "second_dense" in params.get("masked_lm", {}):
+            fields["prediction_head_size"] = params["masked_lm"]["dense"]["kernel"].shape[-1:]
         if "position_offset" in names and "max_position_embeddings" in fields:
             (rows,) = fields["max_position_embeddings"]
             fields["max_position_embeddings"] = range(rows, 0, -1)  # the params do not determine the offset

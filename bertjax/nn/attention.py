@@ -142,8 +142,8 @@ class SelfAttention(AttentionModule):
             self.query = Dense(config, compute, hidden, by_head, ("embed", *axes), choices.bias)
             self.key_value = Dense(config, compute, hidden, shared, stacked_axes, choices.bias)
         if choices.query_key_norm is not None:
-            self.query_norm = Normalize(choices.query_key_norm, choices.head_size, compute)
-            self.key_norm = Normalize(choices.query_key_norm, choices.head_size, compute)
+            self.query_norm = Normalize(choices.query_key_norm, choices.head_size, compute, "kv")
+            self.key_norm = Normalize(choices.query_key_norm, choices.head_size, compute, "kv")
         settings = choices.output_bias, choices.output_init_scale
         self.output = Dense(config, compute, by_head, hidden, (*axes, "embed"), *settings)
 

@@ -56,16 +56,18 @@ class Normalize(nn.Module):
       norm: the norm.
       size: the number of elements of the last axis.
       compute: the dtypes and the chip.
+      axis: the logical axis of the params.
     """
 
     norm: Norm
     size: int
     compute: Compute
+    axis: str = "embed"
 
     def setup(self) -> None:
         """Builds the params."""
-        self.scale = self.param("scale", partitioned(nn.initializers.ones, ("embed",)), (self.size,))
-        zeros = partitioned(nn.initializers.zeros, ("embed",))
+        self.scale = self.param("scale", partitioned(nn.initializers.ones, (self.axis,)), (self.size,))
+        zeros = partitioned(nn.initializers.zeros, (self.axis,))
         self.bias: Any = self.param("bias", zeros, (self.size,)) if self.norm.bias else None
         self._settings = self.norm.epsilon, self.compute.chip
 

@@ -157,7 +157,7 @@ class YarnScaling(RotaryScaling):
 
         first, last = math.floor(pair_of(self.beta_fast)), math.ceil(pair_of(self.beta_slow))
         first, last = max(first, 0), min(last, size - 1)
-        share = np.clip((np.arange(size // 2) - first) / max(last - first, 0.001), 0, 1)
+        share = np.clip((np.arange(size // 2) - first) / (last - first or 0.001), 0, 1)
         return share * frequencies / self.factor + (1 - share) * frequencies
 
     @property

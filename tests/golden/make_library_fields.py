@@ -36,9 +36,12 @@ TOKENIZERS = (
 
 def transformers_fields() -> dict[str, dict]:
     """Returns {model type, or `tokenizer`: {field: default}} of transformers."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     from bertjax.models import families
 
-    kinds = {kind: _config_fields(kind) for kind in families.by_model_type()}
+    # transformers has no config class for a family whose published folder contains Python code.
+    kinds = {kind: _config_fields(kind) for kind in families.by_model_type() if kind in CONFIG_MAPPING}
     return kinds | {"tokenizer": _tokenizer_fields()}
 
 

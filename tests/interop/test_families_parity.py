@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ from bertjax.models.modernbert.config import ModernBertConfig
 from bertjax.models.mpnet.config import MPNetConfig
 from bertjax.models.nomic_bert.config import NomicBertConfig
 from bertjax.models.roberta.config import RobertaConfig
+from bertjax.models.ultrabert.config import UltraBertConfig
 from bertjax.models.xlm_roberta_xl.config import XlmRobertaXlConfig
 from bertjax.models.xlnet.config import XlnetConfig
 from bertjax.models.xlnet.family import FAMILY as XLNET
@@ -53,6 +55,7 @@ LAYERS = dict(num_hidden_layers=6, local_attention=16, attention_dropout=0.2)
 KINDS = ["full_attention", "sliding_attention"] * 3
 SPECIAL = dict(pad_token_id=0, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3)
 ROPE = dict(rope_type="default", rope_theta=250_000.0)
+TYPED = dict(num_hidden_layers=4, num_key_value_heads=2, prediction_head_size=24, sliding_window=4)
 # The fields of DeBERTa-v3, with fewer buckets. The distances of a text are more than the buckets.
 BUCKETS = dict(share_att_key=True, position_buckets=8, norm_rel_ebd="layer_norm", position_biased_input=False)
 OLD_DEBERTA = dict(
@@ -85,6 +88,11 @@ MODELS = {
     "eurobert": (
         "EuroBert", SIZES | dict(num_key_value_heads=2, rope_parameters=ROPE, pad_token_id=0),
         EuroBertConfig(**SIZES, num_key_value_heads=2, head_dim=8),
+    ),
+    "ultrabert": (
+        "Ultrabert",
+        SIZES | TYPED | dict(layer_types=[f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding")]),
+        UltraBertConfig(**SIZES | TYPED, head_dim=8, layer_types="sliding,sliding,full"),
     ),
     "deberta-v2": (
         "DebertaV2", POSITIONED | BUCKETS | dict(relative_attention=True, pos_att_type=["p2c", "c2p"]),
@@ -182,6 +190,8 @@ def batch_of(name: str, length: int):
         ("jina-embeddings-v3", 1, dict(hidden_act="relu")),
         *(("eurobert", 33, dict(rope_theta=20_000.0, rope_scaling=scaling)) for scaling in list(SCALINGS)[1:]),
         ("modernbert", 41, dict(zip(("global_rope_scaling", "local_rope_scaling"), SCALINGS))),
+        ("ultrabert", 41, {}),
+        ("ultrabert", 9, dict(tie_word_embeddings=True, num_key_value_heads=4, head_dim=16)),
         ("deberta-v2", 1, {}),
         ("deberta-v2", 64, {}),
         ("deberta-v2", 9, dict(relative_attention=False, norm_rel_ebd="none", conv_kernel_size=5, conv_act="gelu")),
@@ -235,6 +245,48 @@ def test_states_logits_attention_and_gradients_equal_transformers(name, length, 
         np.testing.assert_allclose(result, [x[0].detach() for x in expected.attentions], atol=1e-5)
 
 
+LINEAR, YARN = dict(rope_type="linear", factor=4.0), dict(rope_type="yarn", factor=4.0, beta_fast=16.0)
+LLAMA = dict(
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
+)
+
+
+@pytest.mark.parametrize(
+    "name, form", [("eurobert", 4), ("eurobert", 5), ("modernbert", 4), ("modernbert", 5), ("ultrabert", 5)]
+)
+@pytest.mark.parametrize("scaling", [LINEAR, LLAMA, YARN])
+def test_scaled_rotary_positions_equal_transformers(name, form, scaling, tmp_path):
+    """`form`: the version of transformers whose config.json has the fields."""
+    folder, thetas = tmp_path / "theirs", {"full_attention": 1000.0, "sliding_attention": 100.0}
+    save_theirs(folder, name, "Model", max_position_embeddings=48)
+    fields = json.loads((folder / "config.json").read_text())
+    del fields["rope_parameters"]
+    if form == 5:
+        by_kind = {kind: {**scaling, "rope_theta": theta} for kind, theta in thetas.items()}
+        fields["rope_parameters"] = by_kind["full_attention"] if name == "eurobert" else by_kind
+    elif name == "eurobert":
+        fields |= dict(rope_theta=1000.0, rope_scaling=scaling)
+    else:
+        fields |= dict(global_rope_theta=1000.0, local_rope_theta=100.0, rope_scaling=scaling)
+    (folder / "config.json").write_text(json.dumps(fields))
+    their_model, (batch, arguments) = transformers.AutoModel.from_pretrained(folder), batch_of(name, 41)
+    for source, target, form_of_target in (("theirs", "ours", "bertjax"), ("ours", "back", "huggingface")):
+        conversion.convert(tmp_path / source, tmp_path / target, form_of_target)
+    read, again = (pretrained.read_pretrained(tmp_path / place) for place in ("theirs", "back"))
+    texts = {value for field, value in vars(read.config).items() if "rope_scaling" in field}
+    assert read.config == again.config and {text.split()[0] for text in texts} == {scaling["rope_type"]}
+    back = transformers.AutoModel.from_pretrained(tmp_path / "back")
+    expected, expected_back = (model.eval()(**arguments).last_hidden_state.detach() for model in (their_model, back))
+    encode = functools.partial(families.family_of(read.config).build(read.config, Compute()).apply, method="encode")
+    states = jax.jit(encode)({"params": read.params["bert"]}, *batch)
+    real = batch[1][..., None]
+    np.testing.assert_allclose(states * real, expected.numpy() * real, atol=1e-4)
+    np.testing.assert_allclose(expected_back.numpy() * real, expected.numpy() * real, atol=1e-6)
+    plain = dataclasses.replace(read.config, **{field: "" for field in vars(read.config) if "rope_scaling" in field})
+    encode = functools.partial(families.family_of(plain).build(plain, Compute()).apply, method="encode")
+    assert np.abs(jax.jit(encode)({"params": read.params["bert"]}, *batch) * real - states * real).max() > 1e-2
+
+
 @pytest.mark.parametrize("buckets, largest", [(256, 512), (32, 128), (7, 50), (512, 32768)])
 def test_buckets_of_distances_equal_transformers(buckets, largest):
     """Distances beyond the largest one are clipped to its bucket."""
@@ -246,7 +298,7 @@ def test_buckets_of_distances_equal_transformers(buckets, largest):
     assert len({*ours}) < len(apart)
 
 
-@pytest.mark.parametrize("name", ["mpnet", "nomic-bert", "gte", "jina-embeddings-v3"])
+@pytest.mark.parametrize("name", ["mpnet", "nomic-bert", "gte", "jina-embeddings-v3", "ultrabert"])
 def test_texts_in_a_packed_row_have_the_states_of_texts_alone(name, tmp_path):
     their_model, sizes = save_theirs(tmp_path, name, "ForMaskedLM"), np.array([7, 150, 1, 33])
     source, ids = pretrained.read_pretrained(tmp_path), np.random.default_rng(0).integers(5, 150, (1, 200))
@@ -275,6 +327,7 @@ def classes():
         "albert": ("Model", "ForMaskedLM", "ForPreTraining", *four),
         "modernbert": ("Model", "ForMaskedLM", *four),
         "eurobert": ("Model", "ForMaskedLM", *four[:2]),
+        "ultrabert": ("Model", "ForMaskedLM", *four[:3]),
         "deberta-v2": ("Model", "ForMaskedLM", *four),
         "nomic-bert": ("Model", "ForMaskedLM", *four[:2]),
         "gte": ("Model", "ForMaskedLM", *four[:2]),
@@ -285,6 +338,10 @@ def classes():
     yield from (("modernbert", head, dict(classifier_pooling="mean")) for head in (four[0], four[3]))
     yield from (("deberta-v2", head, OLD_DEBERTA) for head in ("Model", "ForMaskedLM"))
     yield from (("gte", head, dict(type_vocab_size=0)) for head in ("Model", four[0]))
+    yield from (
+        ("ultrabert", head, dict(classifier_pooling="mean", tie_word_embeddings=True))
+        for head in (four[0], "ForMaskedLM")
+    )
     yield from (("eurobert", four[0], dict(classifier_pooling=pooling)) for pooling in ("bos", "mean"))
 
 

@@ -52,6 +52,11 @@ FAMILIES = {
     "xlm_roberta_xl": {}, "lstms": {}, "xlnet": {},
     "modernbert": dict(num_hidden_layers=2, global_attn_every_n_layers=2, local_attention=16),
     "eurobert": dict(num_key_value_heads=2, head_dim=8), "transformer_xl": dict(memory_length=8),
+    "neobert": {},
+    "ultrabert": dict(
+        num_hidden_layers=3, num_key_value_heads=2, head_dim=8, prediction_head_size=24, layer_types="sliding,full",
+        sliding_window=8,
+    ),
     "deberta_v2": dict(position_buckets=8, conv_kernel_size=3), "mpnet": dict(position_offset=2),
     "nomic_bert": {}, "gte": {}, "jina_embeddings_v3": {}, "mixer": dict(mixing_act="relu"),
 }  # fmt: skip
@@ -118,6 +123,7 @@ ENWIK8 = dict(
                       intermediate_size=4096, tie_word_embeddings=True), 607_874_688),
     ("eurobert", dict(hidden_size=2304, num_hidden_layers=32, num_attention_heads=18, num_key_value_heads=6,
                       head_dim=128, intermediate_size=6144, tie_word_embeddings=True), 2_107_590_912),
+    ("neobert", {}, 221_665_536 + 30_522 * 769),  # 172 tensors; the encoder and the LM head
     ("xlnet", dict(num_hidden_layers=12, hidden_size=768, num_attention_heads=12, intermediate_size=3072),
      116_718_336 + 32_000),  # the encoder, and the bias of the LM head
     ("xlnet", dict(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096),
@@ -180,10 +186,9 @@ def test_flops_equal_the_matrix_products(family):
 
     The formula of XLNet omits the product with two segment vectors.
     """
-    family_fields = (
-        dict(global_attn_every_n_layers=1) if family == "modernbert" else {}
-    )  # within windows, blocks have padding
-    config, length, words = model_config(family, max_position_embeddings=24, **family_fields), 24, 6
+    # Within windows, blocks have padding.
+    family_fields = {"modernbert": dict(global_attn_every_n_layers=1), "ultrabert": dict(layer_types="full")}
+    config, length, words = model_config(family, max_position_embeddings=24, **family_fields.get(family, {})), 24, 6
     expected = model_flops(config, 1, length, words, pooled=0)
     if isinstance(families.FAMILIES.get(family), TwoStreamAttention):
         expected += families.FAMILIES.get(family).query_flops(config, length, words)
@@ -232,6 +237,8 @@ def params_and_loss_after_a_step(config, devices, records):
         "nomic_bert",
         "gte",
         "jina_embeddings_v3",
+        "neobert",
+        "ultrabert",
         "xlnet",
         "transformer_xl",
         "lstms",
@@ -261,6 +268,7 @@ GROUPED = dict(hidden_size=128, num_hidden_layers=1, num_key_value_heads=2, head
     ("modernbert", dict(global_attn_every_n_layers=2, local_attention=32), pallas.EMULATED),
     ("nomic_bert", {}, pallas.EMULATED), ("gte", {}, pallas.EMULATED), ("gte", {}, triton.EMULATED),
     ("jina_embeddings_v3", {}, triton.EMULATED),
+    ("ultrabert", GROUPED | dict(layer_types="sliding", sliding_window=40), triton.EMULATED),
 ])  # fmt: skip
 def test_kernels_give_equal_results_on_any_mesh(family, fields, chip):
     """Compares states and gradients of the plain path on one device with the kernels' on eight devices."""
@@ -308,6 +316,10 @@ def test_a_mesh_must_divide_the_sizes_of_the_family(family, fields, mesh, messag
     ("eurobert", "model.rope_scaling", "ntk factor=2", "config.model.rope_scaling = 'ntk factor=2': choose one of lin"),
     ("eurobert", "model.rope_scaling", "linear 2", "config.model.rope_scaling = 'linear 2': linear needs the fields"),
     ("modernbert", "model.local_rope_scaling", "linear factor=x", "local_rope_scaling = .*: linear needs numbers"),
+    ("ultrabert", "model.layer_types", "full,local", "config.model.layer_types = 'full,local': must be the types full"),
+    ("ultrabert", "model.full_rope_scaling", "yarn", "config.model.full_rope_scaling = 'yarn': yarn needs the fields"),
+    ("ultrabert", "model.head_dim", 7, "config.model.head_dim = 7: must be even, because rotary positions"),
+    ("neobert", "model.num_attention_heads", 16, "must give an even head size for rotary positions, but .* = 1"),
     ("albert", "model.num_hidden_groups", 3, "num_hidden_groups = 3: must divide model.num_hidden_layers = 4"),
     ("albert", "freeze_layers", 1, "config.freeze_layers = 1: must be a multiple of 2, the number of layers that sha"),
     ("deberta_v2", "model.position_buckets", 1, "position_buckets = 1: must be at least 2, or -1 for no buckets"),
@@ -438,6 +450,8 @@ def reviews(tmp_path_factory):
         "nomic_bert",
         "gte",
         "jina_embeddings_v3",
+        "ultrabert",
+        "neobert",
         "xlnet",
     ],
 )  # BERT: tests/finetuning/test_finetuning.py
@@ -504,7 +518,8 @@ ROPE = "rope_parameters"
     ("modernbert", {ROPE: {"rope_type": "default"}}, "rope_parameters .* must be a JSON object with the keys"),
     ("modernbert", {"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling.rope_type 'dynamic' is not supported"),
     ("modernbert", {"rope_scaling": {"factor": 4.0}}, "rope_scaling.factor 4.0 is not supported; supported: par"),
-    ("modernbert", {"rope_scaling": {"type": "linear", "factor": -1.0}}, "fields of linear must be above 0"),
+    ("modernbert", {"rope_scaling": {"rope_type": "linear", "factor": -1.0}}, "fields of linear must be above 0"),
+    ("modernbert", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "type is 'linear'; expected 'default', the r"),
     ("modernbert", {"layer_types": ["full_attention", "conv"]}, r"layer_types \[.*\] must be a list of full_attention"),
     ("modernbert", {"layer_types": 2}, "layer_types 2 must be a list of full_attention and sliding_attention"),
     ("modernbert", {"sliding_window": None}, "sliding_window is None; expected int"),
@@ -529,6 +544,27 @@ ROPE = "rope_parameters"
     ("eurobert", {"num_key_value_heads": 1}, "self_attn.k_proj.weight has shape .*; expected"),
     ("eurobert", {"tie_word_embeddings": True},
      "lm_head.weight differs from model.embed_tokens.weight; expected equal"),
+    ("ultrabert", {"layer_types": ["full_attention"]}, "layer_types has 1 entries; expected num_hidden_layers = 3"),
+    ("ultrabert", {"attention_windows": [8, 4, 0], "layer_types": ...}, r"windows has the values \[4, 8\] in lay"),
+    ("ultrabert", {"attention_windows": 8}, "attention_windows 8 must be a list of num_hidden_layers = 3 numbers"),
+    ("ultrabert", {ROPE: ..., "rope_theta": [1.0, 2.0, 3.0]}, r"rope_theta has the values \[1.0, 3.0\] in layers of"),
+    ("ultrabert", {ROPE: ..., "rope_theta": 1e4}, "rope_theta 10000.0 must be a list of num_hidden_layers = 3 numbers"),
+    ("ultrabert", {ROPE: {"full_attention": {"rope_theta": 1e4}}}, "sliding_attention.rope_theta is None"),
+    ("ultrabert", {ROPE: {"rope_theta": 1e4}}, "rope_parameters .* must be a JSON object with the keys full_att"),
+    ("ultrabert", {ROPE: {"full_attention": 5}}, "rope_parameters.full_attention 5 must be a JSON object"),
+    ("ultrabert", {"rope_scaling": {"type": "linear"}}, "rope_scaling {.*} is not supported; supported: None"),
+    ("ultrabert", {"attention_dropout": 0.1}, "attention_dropout 0.1 is not supported; supported: 0.0"),
+    ("ultrabert", {"classifier_pooling": "late"}, "classifier_pooling = 'late': choose one of cls, mean"),
+    ("ultrabert", {"prediction_head_size": 16}, "head.linear1.weight has shape .*; expected"),
+    ("ultrabert", {"sliding_window": 0}, "sliding_window = 0: must be at least 1"),
+    ("ultrabert", {"tie_word_embeddings": True}, "head.decoder.weight differs from model.embed_tokens.weight; expect"),
+    ("neobert", {"ngpt": True}, "ngpt True is not supported; supported: False"),
+    ("neobert", {"rope": False}, "rope False is not supported; supported: True"),
+    ("neobert", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: 'SwiGLU'"),
+    ("neobert", {"dim_head": 4}, "dim_head 4 is not supported; supported: 8"),
+    ("neobert", {"max_length": ...}, "max_length is missing, but required; add the field"),
+    ("neobert", {"intermediate_size": 96}, r"ffn.w12.weight has shape \(64, 16\); expected \(128, 16\)"),
+    ("neobert", {"auto_map": {"AutoModel": "mine.Model"}}, "auto_map .* is not supported; supported: None"),
     ("deberta_v2", {"pos_att_type": "c2p|p2p"}, "pos_att_type 'c2p|p2p' is not supported; supported: p2c, c2p"),
     ("deberta_v2", {"pos_att_type": 5}, "pos_att_type 5 is not supported; supported: p2c, c2p"),
     ("deberta_v2", {"attention_head_size": 4}, "attention_head_size 4 is not supported; supported: 8"),
@@ -628,6 +664,24 @@ def test_a_folder_with_an_unsupported_model_raises_one_line(family, changed, mes
     ("gte", {ROPE: {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e4}},
      dict(rope_theta=5e4, rope_scaling="linear factor=4.0")),
     ("jina_embeddings_v3", {ROPE: ..., "rope_theta": 9}, dict(rope_theta=9.0)),
+    ("eurobert", {"rope_scaling": {"type": "linear", "factor": 2}}, dict(rope_scaling="linear factor=2.0")),
+    ("eurobert", {"rope_scaling": {}}, {}),
+    ("eurobert", {"original_max_position_embeddings": 32, ROPE: dict(
+        rope_type="yarn", factor=2.0, rope_theta=9.0, original_max_position_embeddings=16)},
+     dict(rope_theta=9.0, rope_scaling="yarn factor=2.0 original_length=32 beta_fast=32.0 beta_slow=1.0")),
+    ("modernbert", {ROPE: {"full_attention": {"rope_theta": 7.0}}, "local_rope_theta": ...,
+                    "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+     dict(global_rope_theta=7.0, global_rope_scaling="linear factor=2.0", local_rope_scaling="linear factor=2.0")),
+    # The fields of old folders.
+    ("ultrabert", {"layer_types": ..., "sliding_window": ..., ROPE: ..., "attention_windows": [4, None, 4],
+                   "rope_theta": [1.0, 2.0, 1.0], "head_dim": None},
+     dict(sliding_window=4, sliding_rope_theta=1.0, full_rope_theta=2.0)),
+    ("ultrabert", {"layer_types": ["full_attention"] * 3, ROPE: {"full_attention": {
+        "rope_type": "linear", "factor": 2.0, "rope_theta": 3.0}}, "rope_theta": 5.0},
+     dict(layer_types="full", full_rope_theta=3.0, full_rope_scaling="linear factor=2.0")),
+    ("ultrabert", {"layer_types": ..., ROPE: None, "num_key_value_heads": None},
+     dict(layer_types="sliding,sliding,full")),
+    ("neobert", {"auto_map": {"AutoModel": "model.NeoBERT"}, "hidden_act": "swiglu", "intermediate_size": 47}, {}),
     ("deberta_v2", {"pos_att_type": "c2p | P2C", "attention_head_size": 8, "pooler_hidden_size": 16}, {}),
     ("deberta_v2", {"conv_act": ..., "legacy": ...}, {}),
     ("deberta_v2", {"pos_att_type": None, "share_att_key": ...}, dict(pos_att_type="", share_att_key=False)),
@@ -643,6 +697,7 @@ def test_all_config_versions_are_read(family, changed, expected, folder_of, tmp_
     ("bert", dict(norm="pre"), r"model.norm = 'pre'"), ("distilbert", dict(norm="pre"), r"model.norm = 'pre'"),
     ("electra", dict(norm="pre"), r"model.norm = 'pre'"),
     ("modernbert", dict(glu=False), r"model.glu = False"),
+    ("neobert", dict(intermediate_size=12), r"model.intermediate_size = 12"),
     ("mpnet", dict(position_offset=1), r"model.position_offset = 1"),
 ])  # fmt: skip
 def test_a_model_that_transformers_does_not_have_is_refused(family, fields, message):

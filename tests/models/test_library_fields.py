@@ -19,7 +19,10 @@ def test_the_table_matches_the_installed_transformers():
     assert make_library_fields.transformers_fields() == stored, "run: python tests/golden/make_library_fields.py"
 
 
-@pytest.mark.parametrize("kind", sorted(families.by_model_type()))
+OF_CODE = {"neobert"}  # types of models whose published folder contains Python code
+
+
+@pytest.mark.parametrize("kind", sorted(families.by_model_type().keys() - OF_CODE))
 def test_every_field_of_transformers_is_in_a_group(kind, tmp_path, monkeypatch):
     """A new field must be read, or be listed as harmless or refused."""
     groups = []

@@ -53,12 +53,14 @@ class EuroBertFamily(TransformerFamily, HuggingFaceFamily):
     def validate(self, config: ml_collections.ConfigDict) -> None:
         """Checks the number of key-value heads, the head size, and the scaling of rotary positions."""
         rope.validate_scaling(config.model.rope_scaling, "model.rope_scaling")
-        heads, keys, size = (config.model[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
-        remedy = f"must divide model.num_attention_heads = {heads}"
-        require(heads % keys == 0, "model.num_key_value_heads", keys, remedy)
-        require(
-            size % 2 == 0, "model.head_dim", size, "must be even, because rotary positions rotate pairs of elements"
-        )
+        validate_heads(config)
+
+
+def validate_heads(config: ml_collections.ConfigDict) -> None:
+    """Checks the number of key-value heads and the head size of a run config."""
+    heads, keys, size = (config.model[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    require(heads % keys == 0, "model.num_key_value_heads", keys, f"must divide model.num_attention_heads = {heads}")
+    require(size % 2 == 0, "model.head_dim", size, "must be even, because rotary positions rotate pairs of elements")
 
 
 FAMILY = EuroBertFamily()

@@ -1,6 +1,5 @@
 """EuroBERT in Hugging Face's folders: fields of config.json, names of tensors, classes of transformers."""
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
@@ -21,53 +20,14 @@ FIELDS = json_config.ConfigFields(
 )
 
 
-class EuroBertFormat(tensors.TableFormat):
-    """Folders of EuroBERT that transformers writes, and the published folders, which contain Python code."""
+class EuroBertLayersFormat(tensors.TableFormat):
+    """A format whose tensors in the encoder have the names of EuroBERT."""
 
-    classes: ClassVar = {"EuroBert": "EuroBERT"}
     inputs = ("input_ids", "attention_mask")
-    special_ids: ClassVar = {
-        "pad_token_id": "pad",
-        "bos_token_id": "cls",
-        "eos_token_id": "sep",
-        "mask_token_id": "mask",
-    }
-    # A class for question answering is only in the published code, and not in transformers.
-    architectures: ClassVar = {
-        "EuroBertModel": (),
-        "EuroBertForMaskedLM": ("masked_lm",),
-        "EuroBertForSequenceClassification": ("pooler", "classifier"),
-        "EuroBertForTokenClassification": ("classifier",),
-    }
-    model_name = "a EuroBERT"
     words = "model.embed_tokens.weight"
-    decoder = "lm_head.weight"
-    part_tensors: ClassVar = {
-        "masked_lm": (decoder,),
-        "pooler": ("dense.weight",),
-        "classifier": ("classifier.weight",),
-    }
 
-    def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> EuroBertConfig:
-        """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
-        has_old_name = "classifier_pooling" not in fields and "clf_pooling" in fields  # the name in the published code
-        names = {"classifier_pooling": "clf_pooling"} if has_old_name else {}
-        values = FIELDS.read(path, json_config.without_code(fields, "EuroBert"), names=names)
-        if values["head_dim"] is None:
-            values["head_dim"] = json_config.head_size(fields)
-        if values["num_key_value_heads"] is None:
-            values["num_key_value_heads"] = fields.get("num_attention_heads")
-        theta, scaling = rope.read_rope(path, fields)
-        config = FIELDS.build(path, values | ({} if theta is None else {"rope_theta": theta}))
-        return dataclasses.replace(config, rope_scaling=scaling)
-
-    def to_fields(self, config: EuroBertConfig) -> dict[str, Any]:
-        """Returns the fields of config.json, with the fields of both old and new versions of transformers."""
-        rope_parameters = rope.rope_fields(config.rope_theta, config.rope_scaling)
-        return FIELDS.to_fields(config) | SUPPORTED_VALUES | {"rope_parameters": rope_parameters}
-
-    def table(self, config: EuroBertConfig, parts: Collection[str], labels: int) -> tensors.TensorTable:
-        """Returns the tensors of a model, see `TableFormat.table`."""
+    def encoder_table(self, config: Any) -> tensors.TensorTable:
+        """Returns the tensors of the encoder."""
         hidden, size, inner = config.hidden_size, (config.hidden_size,), (config.intermediate_size,)
         queries, keys = (config.num_attention_heads, config.head_dim), (config.num_key_value_heads, config.head_dim)
         table = tensors.TensorTable()
@@ -83,21 +43,10 @@ class EuroBertFormat(tensors.TableFormat):
             table.dense((*path, "input"), (f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"), size, inner)
             table.dense((*path, "output"), f"{name}.mlp.down_proj", inner, size)
         table.norm(("bert", "encoder", "norm"), "model.norm", hidden)
-        if "masked_lm" in parts and not config.tie_word_embeddings:
-            table.array(("masked_lm", "decoder", "embedding"), self.decoder, config.vocab_size, hidden)
-        if "pooler" in parts:
-            table.dense(("bert", "pooler", "dense"), "dense", size, size, bias=True)
-        if "classifier" in parts:
-            table.dense(("classifier", "dense"), "classifier", size, (labels,), bias=True)
         return table
 
-    def parts_of(self, params: Mapping, config: EuroBertConfig) -> set[str]:
-        """Returns the parts of params. A tied decoder has no params, so that a lone encoder has `masked_lm`."""
-        parts = tensors.class_parts_of(params)
-        return parts | ({"masked_lm"} if config.tie_word_embeddings and not parts else set())
-
     def untied_reason(
-        self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any], config: EuroBertConfig, source: str
+        self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any], config: Any, source: str
     ) -> str:
         """Returns "", because tied and untied decoders are supported.
 
@@ -111,6 +60,73 @@ class EuroBertFormat(tensors.TableFormat):
                 f"tie_word_embeddings true"
             )
         return ""
+
+
+class EuroBertFormat(EuroBertLayersFormat):
+    """Folders of EuroBERT that transformers writes, and the published folders, which contain Python code."""
+
+    classes: ClassVar = {"EuroBert": "EuroBERT"}
+    special_ids: ClassVar = {
+        "pad_token_id": "pad",
+        "bos_token_id": "cls",
+        "eos_token_id": "sep",
+        "mask_token_id": "mask",
+    }
+    # A class for question answering is only in the published code, and not in transformers.
+    architectures: ClassVar = {
+        "EuroBertModel": (),
+        "EuroBertForMaskedLM": ("masked_lm",),
+        "EuroBertForSequenceClassification": ("pooler", "classifier"),
+        "EuroBertForTokenClassification": ("classifier",),
+    }
+    model_name = "a EuroBERT"
+    decoder = "lm_head.weight"
+    part_tensors: ClassVar = {
+        "masked_lm": (decoder,),
+        "pooler": ("dense.weight",),
+        "classifier": ("classifier.weight",),
+    }
+
+    def read_config(self, path: epath.Path, fields: Mapping[str, Any]) -> EuroBertConfig:
+        """Returns the model config of a config.json, see `HuggingFaceFormat.read_config`."""
+        has_old_name = "classifier_pooling" not in fields and "clf_pooling" in fields  # the name in the published code
+        names = {"classifier_pooling": "clf_pooling"} if has_old_name else {}
+        plain_fields = json_config.without_code(fields, "EuroBert")
+        values = with_head_sizes(FIELDS.read(path, plain_fields, names=names), fields)
+        theta, scaling = rope.read_rope(path, fields)
+        return FIELDS.build(path, values | {"rope_scaling": scaling} | ({} if theta is None else {"rope_theta": theta}))
+
+    def to_fields(self, config: EuroBertConfig) -> dict[str, Any]:
+        """Returns the fields of config.json, with the fields of both old and new versions of transformers."""
+        rope_parameters = rope.rope_fields(config.rope_theta, config.rope_scaling)
+        return FIELDS.to_fields(config) | SUPPORTED_VALUES | {"rope_parameters": rope_parameters}
+
+    def table(self, config: EuroBertConfig, parts: Collection[str], labels: int) -> tensors.TensorTable:
+        """Returns the tensors of a model, see `TableFormat.table`."""
+        hidden, size, table = config.hidden_size, (config.hidden_size,), self.encoder_table(config)
+        if "masked_lm" in parts and not config.tie_word_embeddings:
+            table.array(("masked_lm", "decoder", "embedding"), self.decoder, config.vocab_size, hidden)
+        if "pooler" in parts:
+            table.dense(("bert", "pooler", "dense"), "dense", size, size, bias=True)
+        if "classifier" in parts:
+            table.dense(("classifier", "dense"), "classifier", size, (labels,), bias=True)
+        return table
+
+    def parts_of(self, params: Mapping, config: Any) -> set[str]:
+        """Returns the parts of params. A tied decoder has no params, so that a lone encoder has `masked_lm`."""
+        parts = tensors.class_parts_of(params)
+        return parts | ({"masked_lm"} if config.tie_word_embeddings and not parts else set())
+
+
+def with_head_sizes(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a model config, with the defaults of head_dim and num_key_value_heads for null.
+
+    Args:
+      values: {name in bertjax: value}.
+      fields: the content of config.json.
+    """
+    defaults = {"head_dim": json_config.head_size(fields), "num_key_value_heads": fields.get("num_attention_heads")}
+    return {**values, **{name: default for name, default in defaults.items() if values[name] is None}}
 
 
 FORMAT = EuroBertFormat()

@@ -1,6 +1,5 @@
 """ModernBERT in Hugging Face's folders: fields of config.json, names of tensors, classes of transformers."""
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
@@ -71,29 +70,23 @@ class ModernBertFormat(tensors.TableFormat):
             )
         if fields.get("head_dim") not in (None, size := json_config.head_size(fields)):
             raise UserError(f"{path}: head_dim {fields['head_dim']!r} is not supported; supported: {size!r}")
-        ropes = _ropes(path, fields)
-        values |= ropes | _pattern(path, fields)
+        values |= _ropes(path, fields) | _pattern(path, fields)
         if "sliding_window" in fields:  # half the window size
             if type(fields["sliding_window"]) is not int:
                 raise UserError(f"{path}: sliding_window is {fields['sliding_window']!r}; expected int")
             values["local_attention"] = 2 * fields["sliding_window"]
-        config = FIELDS.build(path, values)
-        return dataclasses.replace(config, **{name: x for name, x in ropes.items() if name.endswith("_scaling")})
+        return FIELDS.build(path, values)
 
     def to_fields(self, config: ModernBertConfig) -> dict[str, Any]:
         """Returns the fields of config.json, with the fields of both old and new versions of transformers."""
         kinds = {True: "full_attention", False: "sliding_attention"}
-        ropes = {
-            kind: rope.rope_fields(getattr(config, f"{name}_rope_theta"), getattr(config, f"{name}_rope_scaling"))
-            for name, kind in KINDS.items()
-        }
         return {
             **FIELDS.to_fields(config),
             **dict.fromkeys(BIASES, config.bias),
             **SUPPORTED_VALUES,
             "classifier_activation": config.hidden_act,
             "layer_types": [kinds[config.is_global(number)] for number in range(config.num_hidden_layers)],
-            "rope_parameters": ropes,
+            "rope_parameters": rope.rope_fields_of_kinds(config, KINDS),
         }
 
     def check_exportable(self, config: ModernBertConfig) -> None:
@@ -142,17 +135,18 @@ class ModernBertFormat(tensors.TableFormat):
 def _ropes(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the bases and the scalings of the rotary frequencies of global and local layers.
 
-    A base is from rope_scaling, from rope_parameters by layer type, or from the field of the same name, in this order.
+    As in transformers, the values of rope_scaling replace values of rope_parameters in both layer types. A base that is
+    in neither object is the field of the same name.
     """
     values = {}
-    by_kind = fields.get("rope_parameters") or {}
-    if not isinstance(by_kind, dict) or by_kind.keys() - set(KINDS.values()):
-        raise UserError(
-            f"{path}: rope_parameters {by_kind!r} must be a JSON object with the keys {' and '.join(KINDS.values())}"
-        )
+    by_kind = rope.objects_of_kinds(path, fields.get("rope_parameters") or {}, KINDS)
     for name, kind in KINDS.items():
-        field, is_stated = f"{name}_rope_theta", kind in by_kind or fields.get("rope_scaling") is not None
-        found = rope.read_rope(path, dict(fields) | {"rope_theta": None}, kind) if is_stated else rope.Rope(None)
+        field, scaling = f"{name}_rope_theta", fields.get("rope_scaling")
+        parameters = {kind: by_kind.get(kind) or {}}
+        if isinstance(scaling, dict):
+            scaling = {"rope_type": "default", **parameters[kind], **scaling}
+        stated = {**fields, "rope_theta": None, "rope_parameters": parameters, "rope_scaling": scaling}
+        found = rope.read_rope(path, stated, kind)
         values[field] = fields.get(field, getattr(ModernBertConfig, field)) if found.theta is None else found.theta
         values[f"{name}_rope_scaling"] = found.scaling
     return values
@@ -160,14 +154,10 @@ def _ropes(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pattern(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns {"global_attn_every_n_layers": period} from layer_types. Raises `UserError` without a period."""
-    types, layers = fields.get("layer_types"), fields.get("num_hidden_layers")
-    if types is None or not isinstance(layers, int):
+    types = json_config.layer_types(path, fields)
+    if types is None:
         return {}
-    if not isinstance(types, list) or set(map(str, types)) - {"full_attention", "sliding_attention"}:
-        raise UserError(f"{path}: layer_types {types!r} must be a list of full_attention and sliding_attention")
-    if len(types) != layers:
-        raise UserError(f"{path}: layer_types has {len(types)} entries; expected num_hidden_layers = {layers}")
-    are_global = [kind == "full_attention" for kind in types]
+    are_global, layers = [kind == "full_attention" for kind in types], len(types)
     every = next((number for number in range(1, layers) if are_global[number]), layers)
     if are_global != [number % every == 0 for number in range(layers)]:
         raise UserError(
