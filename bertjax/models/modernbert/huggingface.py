@@ -140,16 +140,27 @@ def _ropes(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the bases and the scalings of the rotary frequencies of global and local layers.
 
     A base is from rope_scaling, from rope_parameters by layer type, or from the field of the same name, in this order.
+    As in transformers, the fields of rope_scaling replace fields of rope_parameters in all layers.
     """
     values = {}
-    by_kind = fields.get("rope_parameters") or {}
+    by_kind, scaling = fields.get("rope_parameters") or {}, fields.get("rope_scaling") or {}
     if not isinstance(by_kind, dict) or by_kind.keys() - set(KINDS.values()):
         raise UserError(
             f"{path}: rope_parameters {by_kind!r} must be a JSON object with the keys {' and '.join(KINDS.values())}"
         )
+    if not isinstance(scaling, dict):
+        raise UserError(f"{path}: rope_scaling {scaling!r} must be a JSON object")
+    if "rope_type" not in scaling and scaling.get("type", "default") != "default":
+        raise UserError(
+            f"{path}: rope_scaling has type {scaling['type']!r} and no rope_type, so that transformers ignores the "
+            f"scaling; add rope_type, or delete rope_scaling"
+        )
     for name, kind in KINDS.items():
-        field, is_stated = f"{name}_rope_theta", kind in by_kind or fields.get("rope_scaling") is not None
-        found = rope.read_rope(path, dict(fields) | {"rope_theta": None}, kind) if is_stated else rope.Rope(None)
+        field, rope_fields = f"{name}_rope_theta", dict(fields) | {"rope_theta": None}
+        if scaling and isinstance(by_kind.get(kind, {}), dict):
+            rope_fields["rope_scaling"] = by_kind.get(kind, {}) | scaling
+        is_stated = bool(scaling) or kind in by_kind
+        found = rope.read_rope(path, rope_fields, kind) if is_stated else rope.Rope(None)
         values[field] = fields.get(field, getattr(ModernBertConfig, field)) if found.theta is None else found.theta
         values[f"{name}_rope_scaling"] = found.scaling
     return values
