@@ -156,7 +156,7 @@ def tensors_of(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
     for path, listed in _weight_files(folder).items():
         for name, tensor in tensors_in(path):
             if name in file_of:
-                raise UserError(f"{path}: {name} is in {file_of[name].name} too; delete the file that is not up to date")
+                raise UserError(f"{path}: {name} is in {file_of[name].name} too; delete the file that is not needed")
             file_of[name] = path
             yield name, tensor
         if missing := [name for name in listed if file_of.get(name) != path]:
@@ -318,7 +318,7 @@ def _write_weights(folder: epath.Path, tensors: Mapping[str, np.ndarray]) -> Non
     if len(shards) == 1:
         write_tensors(folder / WEIGHTS, tensors)
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = SHARD.format(number=number, count=len(shards))
         write_tensors(folder / file, shard)

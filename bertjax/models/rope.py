@@ -118,9 +118,19 @@ def read_rope(path: epath.Path, fields: Mapping[str, Any], kind: str = "") -> Ro
         return Rope(theta)
     if not isinstance(rope, dict):
         raise UserError(f"{path}: {name} {rope!r} must be a JSON object")
+    stated = _checked_type(path, name, rope)
+    theta = rope.get("rope_theta", theta)
+    if not kind and fields.get(ORIGINAL) is not None:  # transformers replaces the value of the object
+        rope = rope | {ORIGINAL: fields[ORIGINAL]}
+    return Rope(theta, "" if stated == "default" else _scaling_text(path, name, stated, rope, fields))
+
+
+def _checked_type(path: epath.Path, name: str, rope: Mapping[str, Any]) -> str:
+    """Returns the type of a rope object. Raises `UserError` for a type or a field that bertjax does not have."""
     if "rope_type" in rope and rope.get("type", rope["rope_type"]) != rope["rope_type"]:
         raise UserError(
-            f"{path}: {name}.type is {rope['type']!r}; expected {rope['rope_type']!r}, the value of rope_type; delete type"
+            f"{path}: {name}.type is {rope['type']!r}; expected {rope['rope_type']!r}, the value of rope_type; delete "
+            f"type"
         )
     stated = rope.get("rope_type", rope.get("type", "default"))
     if stated != "default" and stated not in TYPES:
@@ -134,10 +144,7 @@ def read_rope(path: epath.Path, fields: Mapping[str, Any], kind: str = "") -> Ro
             raise UserError(
                 f"{path}: {name}.{field} {value!r} is not supported; supported: {SUPPORTED_VALUES[field]!r}"
             )
-    theta = rope.get("rope_theta", theta)
-    if not kind and fields.get(ORIGINAL) is not None:  # transformers replaces the value of the object
-        rope = rope | {ORIGINAL: fields[ORIGINAL]}
-    return Rope(theta, "" if stated == "default" else _scaling_text(path, name, stated, rope, fields))
+    return stated
 
 
 def _scaling_text(path: epath.Path, name: str, stated: str, rope: Mapping[str, Any], fields: Mapping[str, Any]) -> str:

@@ -298,14 +298,15 @@ def untied_reason(
       source: the folder, for messages.
       bias: the tensor name of a bias of the decoder that is tied to another bias; "" for a decoder without this bias.
     """
+    if not np.array_equal(state_dict.get(decoder, words), words):
+        return f"{source}: {decoder} is not tied to the word embeddings, which is not supported"
     needed = [name for name in (decoder, bias) if name] if fields.get("tie_word_embeddings") is False else []
     if missing := [name for name in needed if name not in state_dict]:
         return (
-            f"{source}: {missing[0]} is missing, but config.json has tie_word_embeddings false; set it to true, or copy "
-            f"the tensor"
+            f"{source}: {missing[0]} is missing, but config.json has tie_word_embeddings false; set it to true, or "
+            f"copy the tensor"
         )
-    is_tied = np.array_equal(state_dict.get(decoder, words), words)
-    return "" if is_tied else f"{source}: {decoder} is not tied to the word embeddings, which is not supported"
+    return ""
 
 
 def check_class_parts(architecture: str, needed: Collection[str], present: Collection[str], fitting: str) -> None:

@@ -70,7 +70,10 @@ def test_every_model_type_with_a_masked_lm_head_is_compared():
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("stated", [..., True, False], ids=["absent", "true", "false"])
 def test_tied_and_untied_decoders_equal_transformers_or_are_refused(name, stated, make, tmp_path):
-    folder, their_class = folder_of(name, make), getattr(transformers, f"{MODELS[name][0]}{MASKED_LM.get(name, 'ForMaskedLM')}")
+    folder, their_class = (
+        folder_of(name, make),
+        getattr(transformers, f"{MODELS[name][0]}{MASKED_LM.get(name, 'ForMaskedLM')}"),
+    )
     tensors = safetensors.numpy.load_file(folder / WEIGHTS)
     tied = their_class._tied_weights_keys
     (weight,) = (key for key in tied if key.endswith(".weight"))
@@ -79,7 +82,9 @@ def test_tied_and_untied_decoders_equal_transformers_or_are_refused(name, stated
     others = {key: tensor for key, tensor in tensors.items() if key not in tied}
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     edited(tmp_path / "config.json", tie_word_embeddings=stated)
-    for decoder, second_bias in itertools.product(("absent", "equal", "different"), ("absent", "equal", "different") if bias else ("absent",)):
+    for decoder, second_bias in itertools.product(
+        ("absent", "equal", "different"), ("absent", "equal", "different") if bias else ("absent",)
+    ):
         words = others[tied[weight]]
         more = {"absent": {}, "equal": {weight: words}, "different": {weight: words[::-1].copy()}}[decoder]
         if second_bias != "absent":
@@ -91,7 +96,12 @@ def test_tied_and_untied_decoders_equal_transformers_or_are_refused(name, stated
         is_tied = default if stated is ... else stated
         if isinstance(ours, str):
             assert "\n" not in ours and ours, case
-            must_read = decoder == "equal" and (second_bias == "equal" or not bias) or (is_tied and decoder == "absent" and second_bias != "different") or (decoder == "different" and not is_tied and not default)
+            must_read = (
+                decoder == "equal"
+                and (second_bias == "equal" or not bias)
+                or (is_tied and decoder == "absent" and second_bias != "different")
+                or (decoder == "different" and not is_tied and not default)
+            )
             assert not must_read, case
         else:
             np.testing.assert_allclose(ours, theirs, atol=1e-4, err_msg=str(case))

@@ -101,7 +101,7 @@ class BertLayersFormat(HuggingFaceFormat):
         weight, bias, output_bias = (
             self.tensor_name(variable, "ForMaskedLM") for variable in (DECODER_WEIGHT, DECODER_BIAS, OUTPUT_BIAS)
         )
-        has_second_bias = output_bias != weight.removesuffix("weight") + "bias"  # the head has a bias beside the decoder
+        has_second_bias = output_bias != weight.removesuffix("weight") + "bias"
         if bias in decoder:
             if fields.get("tie_word_embeddings") is False:  # transformers reads only this bias
                 variables[OUTPUT_BIAS] = decoder[bias]
