@@ -19,7 +19,7 @@ BITS = {"load_in_8bit": "bitsandbytes, 8 bits", "load_in_4bit": "bitsandbytes, 4
 # {last part of a tensor name: the method that stores such a tensor}
 TENSORS = {
     "qweight": "GPTQ or AWQ", "qzeros": "GPTQ or AWQ", "SCB": "bitsandbytes, 8 bits", "absmax": "bitsandbytes, 4 bits",
-    "quant_map": "bitsandbytes, 4 bits", "weight_packed": "compressed-tensors", "weight_scale": "FP8",
+    "quant_map": "bitsandbytes, 4 bits", "weight_packed": "compressed-tensors", "weight_scale": "FP8 or compressed-tensors",
     "weight_scale_inv": "FP8", "W_q": "HQQ", "codebooks": "AQLM", "_data": "Quanto",
 }  # fmt: skip
 REMEDY = (
