@@ -1,5 +1,6 @@
 """README and docs/: links have targets, and the flags and files in the text exist."""
 
+import dataclasses
 import functools
 import pathlib
 import re
@@ -9,8 +10,9 @@ import pytest
 from bertjax.common.errors import UserError
 from bertjax.config.experiments import load
 from bertjax.config.model_config import BertConfig
-from bertjax.interop import huggingface
+from bertjax.interop import hf_tokenizer, huggingface
 from bertjax.launch.overrides import find_field
+from bertjax.models import families, rope
 from bertjax.models.heads import BertForMaskedLM, BertForSequenceClassification
 from bertjax.text import vocabulary_learning
 from bertjax.text.tokenizer import WordPiece
@@ -44,6 +46,40 @@ def test_every_page_is_linked_from_the_index_and_in_the_menu_of_the_site():
     made = {"results/comparisons.md", "results/benchmarks.md", "tutorials/python.md"}
     listed = set(re.findall(r": ([\w/-]+\.md)$", menu, re.M))
     assert pages | made == {page for page in listed if not page.startswith("reference/")}
+
+
+# {suffix of a class of BERT: its name in the table of docs/checkpoints.md}
+HEADS = {
+    "ForMaskedLM": "words", "ForPreTraining": "pre-training", "ForNextSentencePrediction": "pairs",
+    "ForSequenceClassification": "texts", "ForTokenClassification": "tokens", "ForQuestionAnswering": "spans",
+    "ForMultipleChoice": "choices",
+}  # fmt: skip
+
+
+def row_of_formats(kind: str) -> str:
+    """Returns the row of a model type in the table of docs/checkpoints.md."""
+    family, name = families.by_model_type()[kind], re.sub("[-_]", "", kind)
+    layout, fields = family.huggingface, {field.name for field in dataclasses.fields(family.config_class)}
+    suffixes = [
+        architecture[len(name) :] for architecture in layout.architectures if architecture.lower().startswith(name)
+    ]
+    suffixes = [layout.bert_suffixes.get(suffix, suffix) for suffix in suffixes]
+    heads = [head for suffix, head in HEADS.items() if suffix in suffixes]
+    stated = hf_tokenizer.BY_MODEL_TYPE.get(kind, "")
+    kinds = (
+        [tokenizer for tokenizer, classes in hf_tokenizer.CLASSES.items() if stated in classes] if stated else ["any"]
+    )
+    decoder = "tied, untied" if "tie_word_embeddings" in fields else "tied"
+    scalings = ", ".join(rope.TYPES) if any("rope_scaling" in field for field in fields) else "-"
+    return f"| `{kind}` | {', '.join(heads) or 'read only'} | {', '.join(kinds)} | {decoder} | {scalings} |"
+
+
+def test_the_table_of_formats_equals_the_code():
+    """If this test fails, copy the row into docs/checkpoints.md."""
+    page = (ROOT / "docs" / "checkpoints.md").read_text()
+    section = page.split("## Formats of each family\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `.*", section, re.M)[1:]  # without the head of the table
+    assert rows == [row_of_formats(kind) for kind in sorted(families.by_model_type())]
 
 
 @functools.cache

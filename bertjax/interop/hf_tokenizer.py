@@ -11,7 +11,18 @@ from bertjax.common.files import note, read_json
 from bertjax.models.json_config import require_supported
 from bertjax.models.library_fields import tables
 from bertjax.text import tokenizer
-from bertjax.text.tokenizer import BPE, ByteFallback, Bytes, SentencePiece, Tokenizer, Unigram, WordPiece
+from bertjax.text.tokenizer import (
+    BPE,
+    SPECIAL_TOKENS,
+    XLNET,
+    ByteFallback,
+    Bytes,
+    SentencePiece,
+    Tokenizer,
+    Unigram,
+    WordPiece,
+)
+from bertjax.text.tokenizers.from_json import END_OF_TEXT, FAIRSEQ, FromJson
 from bertjax.text.tokenizers.json_file import check_added
 
 SETTINGS, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
@@ -34,6 +45,31 @@ CLASSES = {
     ),
     Bytes.kind: GENERAL,
 }  # fmt: skip
+# The special tokens of a class, in the order of `SPECIAL_NAMES`, and its template of a pair: the special tokens before
+# the first text, between the texts, and after the second text. GPT-2 has no template.
+_BERT, _ROBERTA, _XLNET = (
+    (("cls",), ("sep",), ("sep",)), (("cls",), ("sep", "sep"), ("sep",)), ((), ("sep",), ("sep", "cls")),
+)  # fmt: skip
+FRAMES: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...] | None]] = {
+    "GPT2Tokenizer": ((END_OF_TEXT,) * 5, None),
+    "RobertaTokenizer": (FAIRSEQ, _ROBERTA),
+    "XLMRobertaTokenizer": (FAIRSEQ, _ROBERTA),
+    "CamembertTokenizer": (FAIRSEQ, _ROBERTA),
+    "XLNetTokenizer": (XLNET, _XLNET),
+    "AlbertTokenizer": (("<pad>", "<unk>", *SPECIAL_TOKENS[2:]), _BERT),
+    "DebertaV2Tokenizer": (SPECIAL_TOKENS, _BERT),
+}
+# {class: the types of the steps of its normalizer}. The class ignores the normalizer of tokenizer.json, except for a
+# Precompiled. A Lowercase and a Replace of spaces at the end may be missing.
+NORMALIZERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    **dict.fromkeys(("GPT2Tokenizer", "RobertaTokenizer"), ((),)),
+    **dict.fromkeys(("XLMRobertaTokenizer", "CamembertTokenizer"), ((), ("Precompiled",))),
+    **dict.fromkeys(
+        ("XLNetTokenizer", "AlbertTokenizer"),
+        (("Replace", "Replace", "NFKD", "StripAccents"), ("Replace", "Replace", "NFKD", "StripAccents", "Precompiled")),
+    ),
+    "DebertaV2Tokenizer": (("Replace", "NFC", "Strip"),),
+}
 # The classes that return token types unless model_input_names states otherwise.
 WITH_TYPES = ("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "DebertaV2Tokenizer")
 # {class with a unigram model that lower-cases text: the default of do_lower_case}. The other classes of such tokenizers
@@ -146,12 +182,12 @@ def read_folder_tokenizer(folder: epath.Path) -> Tokenizer | None:
         kind, file, lowercase=kind == WordPiece.kind and _is_uncased(folder, file, settings)
     )
     if kind == WordPiece.kind:
-        _check_names(folder, file, loaded, settings)
         _check_case(folder, file, loaded, settings)
         _check_vocabulary(folder, file, loaded)
     if kind == BPE.kind:
         default = False if _class(folder, settings) in CLASSES[BPE.kind] else None
         _check_agreement(folder, "add_prefix_space", settings, default, file, loaded.begins_with_space)
+    _check_frame(folder, file, loaded, settings)
     if file.name != JSON and any(map(settings.get, TEMPLATE)):
         raise UserError(f"{folder / SETTINGS}: {' and '.join(TEMPLATE)} true are not supported without {JSON}")
     if kind == ByteFallback.kind or any(map(settings.get, TEMPLATE)):
@@ -207,12 +243,12 @@ def _class(folder: epath.Path, settings: dict[str, Any]) -> str:
 
 def _check_class(folder: epath.Path, kind: str, settings: dict[str, Any]) -> None:
     """Raises `UserError` if the class of transformers, or a setting of the class, is not supported."""
-    file, name = SETTINGS, settings.get("tokenizer_class")
+    source, name = SETTINGS, settings.get("tokenizer_class")
     if not name:
-        file, name = CONFIG, _config(folder).get("tokenizer_class")
+        source, name = CONFIG, _config(folder).get("tokenizer_class")
     if name and name.removesuffix("Fast") not in CLASSES[kind]:
         supported = ", ".join(CLASSES[kind])
-        raise UserError(f"{folder / file}: tokenizer_class {name!r} is not supported; supported: {supported}")
+        raise UserError(f"{folder / source}: tokenizer_class {name!r} is not supported; supported: {supported}")
     if kind == WordPiece.kind:
         require_supported(folder / SETTINGS, settings, FIXED)
         if words := settings.get("never_split"):
@@ -252,14 +288,51 @@ def _check_agreement(
         raise UserError(f"{folder / SETTINGS}: {field} is {shown}, but {file} has {value}; use equal values")
 
 
-def _check_names(folder: epath.Path, file: epath.Path, loaded: Tokenizer, settings: dict[str, Any]) -> None:
-    """Raises `UserError` if a class of transformers frames texts with other special tokens than the vocabulary has."""
-    name = _class(folder, settings)
-    if name and (name == MPNET) != (loaded.huggingface_class == MPNET):
+def _check_frame(folder: epath.Path, file: epath.Path, loaded: Tokenizer, settings: dict[str, Any]) -> None:
+    """Checks that a class of transformers frames and splits texts as the file does.
+
+    Prints a note if the class ignores the normalizer of a tokenizer.json, which older versions of transformers use.
+
+    Raises `UserError` if the class has other special tokens, another template or another pre-tokenizer.
+    """
+    if not (name := _class(folder, settings)):
+        return
+    if name not in CLASSES[loaded.kind]:
         raise UserError(
-            f"{folder / SETTINGS}: {name} has other special tokens than {file.name}; set tokenizer_class to "
+            f"{folder / SETTINGS}: tokenizer_class is missing, and transformers then uses {name}, the class of the "
+            f"model_type, which does not read the {loaded.kind} tokenizer in {file.name}; set tokenizer_class to "
             f"{loaded.huggingface_class!r}"
         )
+    remedy = f"set tokenizer_class to {loaded.huggingface_class!r}" if file.name == JSON else "correct tokenizer_class"
+    if (name == MPNET) != (loaded.huggingface_class == MPNET) or not _has_frame(name, file, loaded):
+        raise UserError(f"{folder / SETTINGS}: {name} has other special tokens than {file.name}; {remedy}")
+    if file.name != JSON or not isinstance(loaded, FromJson):
+        return
+    splits = [step.get("type") for step in loaded.steps("pre_tokenizer")] != ["ByteLevel"]
+    if (loaded.kind == BPE.kind and splits) or (name == "GemmaTokenizer" and loaded.begins_with_space):
+        raise UserError(f"{folder / SETTINGS}: {name} has another pre_tokenizer than {file.name}; {remedy}")
+    steps = [step.get("type") for step in loaded.steps("normalizer")]
+    shown = ", ".join(map(str, steps)) or "null"
+    steps = [step for step in steps if step != "Lowercase"]  # `_check_unigram` checks this step
+    possible = NORMALIZERS.get(name, ())
+    if possible and tuple(steps) not in {*possible, *((*steps_of_class, "Replace") for steps_of_class in possible)}:
+        note(
+            folder / SETTINGS,
+            f"{name} of transformers 5 ignores the normalizer of {file.name}, {shown}, which bertjax and transformers "
+            f"4 use; for equal ids, set tokenizer_class to {loaded.huggingface_class!r}",
+        )
+
+
+def _has_frame(name: str, file: epath.Path, loaded: Tokenizer) -> bool:
+    """Returns whether a tokenizer has the special tokens and the template of a class of transformers."""
+    names, template = FRAMES.get(name, ((), None))
+    ids = {part: getattr(loaded, f"{part}_id") for part in SPECIAL_NAMES}
+    if names and tuple(loaded.pieces[number] for number in ids.values()) != tuple(names):
+        return False
+    if file.name == Unigram.legacy_names[0] and name == "XLMRobertaTokenizer" and loaded.cls_id:
+        return False  # the ids of CamemBERT, which config.json names
+    frame = tuple(tuple(ids[part] for part in parts) for parts in template or ())
+    return not frame or frame == (loaded.begin, loaded.between, loaded.end)
 
 
 def _check_case(folder: epath.Path, file: epath.Path, loaded: Tokenizer, settings: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from bertjax.common.files import inside, read_json, write_whole
 from bertjax.config.model_config import BertConfig
 from bertjax.interop import hf_tokenizer
 from bertjax.interop.hf_tokenizer import SPECIAL_NAMES
-from bertjax.models import families
+from bertjax.models import families, quantization
 from bertjax.models.huggingface_format import HuggingFaceFormat
 from bertjax.text.tokenizer import Tokenizer
 
@@ -29,8 +29,11 @@ BERT = "Bert"  # the prefix of architectures in workdirs, for all families
 MULTI_LABEL = "multi_label_classification"  # the problem_type of a classifier with several labels per text
 REGRESSION = "regression"  # the problem_type of a model that predicts a number
 CONFIG, WEIGHTS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
+SHARD = "model-{number:05}-of-{count:05}.safetensors"
 SAFE_TORCH = (2, 6)
 CONVERT = f"load it with transformers and call save_pretrained(), which writes {WEIGHTS}"
+DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")  # of safetensors
+SHARD_BYTES = 50 * 10**9  # the largest file of weights that `write` writes, as in transformers 5
 OTHER_WEIGHTS = {"tf_model.h5": "TensorFlow 2", "flax_model.msgpack": "Flax", "model.onnx": "ONNX"}
 
 
@@ -148,9 +151,19 @@ def read_params(folder: epath.Path, config: BertConfig) -> tuple[dict, list[str]
 
 
 def tensors_of(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the tensors of a folder by name. Raises `UserError` if a file is missing or damaged."""
-    for path in _weight_files(folder):
-        yield from tensors_in(path)
+    """Yields the tensors of a folder by name. Raises `UserError` if a file is missing, damaged or quantized.
+
+    Tensors that a shard contains and the index does not list are read as well, as in transformers.
+    """
+    file_of: dict[str, epath.Path] = {}
+    for path, listed in _weight_files(folder).items():
+        for name, tensor in tensors_in(path):
+            if name in file_of:
+                raise UserError(f"{path}: {name} is in {file_of[name].name} too; delete the file that is not needed")
+            file_of[name] = path
+            yield name, tensor
+        if missing := [name for name in listed if file_of.get(name) != path]:
+            raise UserError(f"{path}: {missing[0]} is missing, but the index lists it; copy the file again")
 
 
 def tensors_in(path: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -163,7 +176,11 @@ def _safe(local: epath.Path, path: epath.Path) -> Iterator[tuple[str, np.ndarray
     """Yields the tensors of a safetensors file. `local` is the file or a copy, `path` is for messages."""
     try:
         with safetensors.safe_open(local, framework="np") as file:
-            for name in file.keys():
+            names = [*file.keys()]
+            for name in names:
+                dtype = file.get_slice(name).get_dtype()
+                quantization.check_tensor(path, name, dtype, dtype in DTYPES)
+            for name in names:
                 yield name, file.get_tensor(name)
     except (safetensors.SafetensorError, OSError) as error:
         raise UserError(f"{path}: damaged or truncated ({error}); copy it again") from None
@@ -193,13 +210,17 @@ def _pickled(local: epath.Path, path: epath.Path) -> Iterator[tuple[str, np.ndar
     except Exception as error:  # a damaged pickle may raise any exception
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"{path}: damaged or truncated ({reason}); copy it again") from None
-    for name, tensor in state.items() if isinstance(state, dict) else [(type(state).__name__, state)]:
+    named = [*state.items()] if isinstance(state, dict) else [(type(state).__name__, state)]
+    for name, tensor in named:
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise UserError(f"{path}: {name!r} is not a tensor; save only state_dict() of the model, or {CONVERT}")
         if tensor.is_quantized or tensor.is_meta or tensor.layout != torch.strided:
             raise UserError(
                 f"{path}: {name} is a quantized, sparse or meta tensor; supported: tensors with strides and values"
             )
+        is_float = not tensor.is_complex() and not (tensor.is_floating_point() and tensor.element_size() < 2)
+        quantization.check_tensor(path, name, str(tensor.dtype).removeprefix("torch."), is_float)
+    for name, tensor in named:
         yield name, (tensor.float() if tensor.is_floating_point() else tensor).detach().numpy()
 
 
@@ -213,24 +234,32 @@ def _local(path: epath.Path) -> Iterator[epath.Path]:
         yield path.copy(epath.Path(folder) / path.name)
 
 
-def _weight_files(folder: epath.Path) -> list[epath.Path]:
-    """Returns the files with the weights of a folder. Raises `UserError` if a file is missing."""
+def _weight_files(folder: epath.Path) -> dict[epath.Path, list[str]]:
+    """Returns {file with weights of a folder: the tensors that an index lists}.
+
+    Raises `UserError` if a file is missing, or if the index is damaged.
+    """
     for whole in (WEIGHTS, PICKLE):
         index = folder / f"{whole}.index.json"
         if (folder / whole).exists():
-            return [folder / whole]
+            return {folder / whole: []}
         if index.exists():
-            names = sorted(set(read_json(index, _Index)["weight_map"].values()))
-            files = [inside(folder, name, index) for name in names]
-            if missing := [path for path in files if not path.is_file()]:
-                raise UserError(f"{missing[0]}: missing, but listed in {index}; copy the file too")
-            return files
+            shards: dict[epath.Path, list[str]] = {}
+            for tensor, name in sorted(read_json(index, _Index)["weight_map"].items()):
+                shards.setdefault(inside(folder, name, index), []).append(tensor)
+            if not shards:
+                raise UserError(f"{index}: weight_map lists no tensors; copy the file again")
+            if missing := [path for path in shards if not path.is_file()]:
+                raise UserError(f"{min(missing)}: missing, but listed in {index}; copy the file too")
+            return dict(sorted(shards.items()))
     for name, library in OTHER_WEIGHTS.items():
         if (folder / name).exists():
             raise UserError(
                 f"{folder / name}: weights of {library} are not supported; load them with a transformers version that "
                 f"supports {library}, and call save_pretrained() of the PyTorch model, which writes {WEIGHTS}"
             )
+    if files := sorted(folder.glob("*.gguf")):
+        raise UserError(f"{files[0]}: weights of GGUF are not supported; {quantization.REMEDY}")
     raise UserError(f"{folder}: no {WEIGHTS} and no {PICKLE}, whole or in parts with an index; copy the weights")
 
 
@@ -271,12 +300,35 @@ def write(
     architecture = architecture or layout.choose_architecture(params, config)
     tensors, left_out = layout.to_tensors(params, config, architecture)
     files = definition(config, params, tokenizer, architecture, metadata)  # raises before anything is written
-    write_tensors(folder / WEIGHTS, tensors)
+    _write_weights(folder, tensors)
     for name, content in files.items():
         write_whole(folder / name, content)
     if tokenizer is not None:
         tokenizer.save(folder)
     return left_out
+
+
+def _write_weights(folder: epath.Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes tensors to one file; tensors of more than `SHARD_BYTES` to shards with an index."""
+    shards: list[dict[str, np.ndarray]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.nbytes > SHARD_BYTES:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    if len(shards) == 1:
+        write_tensors(folder / WEIGHTS, tensors)
+        return
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = SHARD.format(number=number, count=len(shards))
+        write_tensors(folder / file, shard)
+        weight_map |= dict.fromkeys(shard, file)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    write_whole(folder / f"{WEIGHTS}.index.json", json.dumps(index, indent=2) + "\n")
 
 
 def write_tensors(path: epath.Path, tensors: Mapping[str, np.ndarray]) -> None:

@@ -10,7 +10,7 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import note
-from bertjax.models import families
+from bertjax.models import families, quantization
 from bertjax.models.library_fields import tables
 from bertjax.models.validate import validate_model
 
@@ -25,7 +25,6 @@ SUPPORTED_VALUES: dict[str, Any] = {
     "is_encoder_decoder": False,
     "per_layer_config": None,
     "pruned_heads": {},
-    "quantization_config": None,
     "tie_last_hidden_states": None,
     "transformers_weights": None,  # the name of a file that replaces the weights
 }
@@ -46,8 +45,9 @@ UNUSED_FIELDS = frozenset({
     "summary_first_dropout", "summary_last_dropout",
     # Ids of special tokens, which are read from the tokenizer. Padding is masked.
     "bos_token_id", "cls_token_id", "eos_token_id", "mask_token_id", "pad_token_id", "sep_token_id",
-    # The reader compares the tensor of the decoder with the word embeddings instead.
-    "tie_word_embeddings",
+    # `check_tied` reads tie_word_embeddings, and the reader compares the decoder with the word embeddings.
+    # `quantization` reads quantization_config.
+    "quantization_config", "tie_word_embeddings",
     # Generation. bertjax has command-line flags for generation.
     "assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids", "begin_suppress_tokens",
     "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
@@ -122,6 +122,8 @@ class ConfigFields(Generic[T]):
         if changes:
             return dataclasses.replace(self, **changes).read(path, fields)
         names = {name: self.names.get(name, name) for name in self._fields}
+        quantization.check_config(path, fields)
+        check_tied(path, fields)
         require_supported(path, fields, SUPPORTED_VALUES | dict(self.only))
         read = {*names.values(), *self.also, *self.only, *SUPPORTED_VALUES, *UNUSED_FIELDS}
         tables.check_fields(path, fields, "transformers", self.kind, read | FIELDS_OF_OTHER_TYPES)
@@ -141,7 +143,8 @@ class ConfigFields(Generic[T]):
 
         Args:
           path: the file, for messages.
-          values: {name in bertjax: value}. Names that are not fields of the class are ignored.
+          values: {name in bertjax: value}, also of fields in `absent`. Names that are not fields of the class are
+            ignored.
 
         Raises:
           UserError: if a field is missing or has an invalid value.
@@ -151,12 +154,12 @@ class ConfigFields(Generic[T]):
                 raise UserError(f"{path}: {self.names.get(name, name)} is missing, but required; add the field")
         converted = {}
         for field in dataclasses.fields(cast(Any, self.config_class)):
-            name, kind = field.name, cast(type, field.type)
-            value = values.get(name, field.default)
+            if (name := field.name) not in values:
+                continue
+            kind, value = cast(type, field.type), values[name]
             if type(value) not in ((int, float) if kind is float else (kind,)):
                 raise UserError(f"{path}: {self.names.get(name, name)} is {value!r}; expected {kind.__name__}")
-            if name in values:
-                converted[name] = kind(value)
+            converted[name] = kind(value)
         config: Any = self.config_class(**converted)
         model = dataclasses.asdict(config)
         run_config = ml_collections.ConfigDict(dict(model=model, stages={}, adapt=dict(model=False)))
@@ -188,6 +191,12 @@ def require_supported(path: epath.Path, fields: Mapping, expected: Mapping) -> N
     for name, value in expected.items():
         if fields.get(name, value) != value:
             raise UserError(f"{path}: {name} {fields[name]!r} is not supported; supported: {value!r}")
+
+
+def check_tied(path: epath.Path, fields: Mapping[str, Any]) -> None:
+    """Raises `UserError` unless tie_word_embeddings is true, false or absent."""
+    if not isinstance(value := fields.get("tie_word_embeddings", True), bool):
+        raise UserError(f"{path}: tie_word_embeddings is {value!r}; expected true or false; correct the value")
 
 
 def with_aliases(path: epath.Path, fields: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from bertjax.nn.positions import Rotary, RotaryScaling
 
 # {field of a rope object in config.json: field of the scaling}. All other fields of the scaling have equal names.
-NAMES = {"original_max_position_embeddings": "original_length"}
+ORIGINAL = "original_max_position_embeddings"
+NAMES = {ORIGINAL: "original_length"}
 # {type of scaling: the fields of the rope object}, in the order of the text. The first field is required.
 TYPES = {
     "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
+    "yarn": ("factor", ORIGINAL, "beta_fast", "beta_slow"),
 }
+# The fields of config.json for rotary positions, in addition to rope_theta.
+READ = ("rope_parameters", "rope_scaling", ORIGINAL)
 # {field of a rope object: the only supported value}
 SUPPORTED_VALUES = {"partial_rotary_factor": 1.0, "truncate": True}
 
@@ -94,8 +97,8 @@ def read_rope(path: epath.Path, fields: Mapping[str, Any], kind: str = "") -> Ro
     """Returns the rotary positions of a config.json.
 
     transformers 5 writes rope_parameters: one object, or an object for each kind of layer. transformers 4 writes
-    rope_theta, and rope_scaling for a scaling. As in transformers 5, rope_scaling replaces rope_parameters, and the
-    base of an object precedes rope_theta.
+    rope_theta, and rope_scaling for a scaling. As in transformers 5, rope_scaling replaces rope_parameters unless it is
+    empty, and the base of an object precedes rope_theta.
 
     Args:
       path: the file, for messages.
@@ -115,6 +118,15 @@ def read_rope(path: epath.Path, fields: Mapping[str, Any], kind: str = "") -> Ro
         return Rope(theta)
     if not isinstance(rope, dict):
         raise UserError(f"{path}: {name} {rope!r} must be a JSON object")
+    stated = _checked_type(path, name, rope)
+    theta = rope.get("rope_theta", theta)
+    if not kind and fields.get(ORIGINAL) is not None:  # transformers replaces the value of the object
+        rope = rope | {ORIGINAL: fields[ORIGINAL]}
+    return Rope(theta, "" if stated == "default" else _scaling_text(path, name, stated, rope, fields))
+
+
+def _checked_type(path: epath.Path, name: str, rope: Mapping[str, Any]) -> str:
+    """Returns the type of a rope object. Raises `UserError` for a type or a field that bertjax does not have."""
     if "rope_type" in rope and rope.get("type", rope["rope_type"]) != rope["rope_type"]:
         raise UserError(
             f"{path}: {name}.type is {rope['type']!r}; expected {rope['rope_type']!r}, the rope_type that transformers "
@@ -132,26 +144,12 @@ def read_rope(path: epath.Path, fields: Mapping[str, Any], kind: str = "") -> Ro
             raise UserError(
                 f"{path}: {name}.{field} {value!r} is not supported; supported: {SUPPORTED_VALUES[field]!r}"
             )
-    theta = rope.get("rope_theta", theta)
-    # As in transformers: an original length outside of the object precedes the length in an object for all layers.
-    lengths = {} if kind else {"original_max_position_embeddings": fields.get("original_max_position_embeddings")}
-    lengths |= {"max_position_embeddings": fields.get("max_position_embeddings")}
-    return Rope(theta, "" if stated == "default" else _scaling_text(path, name, stated, rope, lengths))
+    return stated
 
 
-def _scaling_text(path: epath.Path, name: str, stated: str, rope: Mapping[str, Any], lengths: Mapping[str, Any]) -> str:
-    """Returns the text of the scaling in an object of config.json.
-
-    Args:
-      path: the file, for messages.
-      name: the name of the object, for messages.
-      stated: the type of the scaling.
-      rope: the object.
-      lengths: fields outside of the object.
-    """
-    original = "original_max_position_embeddings"
-    given = {original: lengths["max_position_embeddings"], **rope}
-    given |= {original: lengths[original]} if lengths.get(original) is not None else {}
+def _scaling_text(path: epath.Path, name: str, stated: str, rope: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
+    """Returns the text of the scaling in an object of config.json."""
+    given = {ORIGINAL: fields.get("max_position_embeddings")} | dict(rope)
     settings = []
     for field in TYPES[stated]:
         value = given.get(field)

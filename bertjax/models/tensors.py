@@ -285,9 +285,16 @@ def class_parts_of(params: Mapping) -> set[str]:
 
 
 def untied_reason(
-    state_dict: Mapping[str, np.ndarray], decoder: str, words: np.ndarray, fields: Mapping[str, Any], source: str
+    state_dict: Mapping[str, np.ndarray],
+    decoder: str,
+    words: np.ndarray,
+    fields: Mapping[str, Any],
+    source: str,
+    bias: str = "",
 ) -> str:
     """Returns the reason why a decoder is not supported; "" if the decoder is tied to the word embeddings.
+
+    With tie_word_embeddings false, transformers initializes the tensors of the decoder that a folder lacks at random.
 
     Args:
       state_dict: {name: tensor} of a model with a masked-LM head.
@@ -295,13 +302,17 @@ def untied_reason(
       words: the word embeddings.
       fields: the content of config.json.
       source: the folder, for messages.
+      bias: the tensor name of a bias of the decoder that is tied to another bias; "" for a decoder without this bias.
     """
-    if decoder not in state_dict:
-        is_missing = fields.get("tie_word_embeddings") is False
-        reason = f"{source}: {decoder} is missing, but config.json has tie_word_embeddings false"
-        return reason if is_missing else ""
-    is_tied = np.array_equal(state_dict[decoder], words)
-    return "" if is_tied else f"{source}: {decoder} is not tied to the word embeddings, which is not supported"
+    if not np.array_equal(state_dict.get(decoder, words), words):
+        return f"{source}: {decoder} is not tied to the word embeddings, which is not supported"
+    needed = [name for name in (decoder, bias) if name] if fields.get("tie_word_embeddings") is False else []
+    if missing := [name for name in needed if name not in state_dict]:
+        return (
+            f"{source}: {missing[0]} is missing, but config.json has tie_word_embeddings false; set it to true, or "
+            f"copy the tensor"
+        )
+    return ""
 
 
 def check_class_parts(architecture: str, needed: Collection[str], present: Collection[str], fitting: str) -> None:

@@ -8,6 +8,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import parse_json
 from bertjax.text.tokenizers.byte_fallback import ByteFallback
 from bertjax.text.tokenizers.byte_level import BPE, Bytes
+from bertjax.text.tokenizers.from_json import ReadsLegacyFiles
 from bertjax.text.tokenizers.interface import SPECIAL_TOKENS, XLNET, Encoding, Tokenizer, read_tokenizer_file
 from bertjax.text.tokenizers.json_file import TokenizerJson
 from bertjax.text.tokenizers.sentencepiece import SentencePiece
@@ -37,7 +38,8 @@ def tokenizer_kind_of(path: epath.PathLike) -> str:
         bpe = ByteFallback if model.get("byte_fallback") else BPE
         return {"BPE": bpe.kind, "Unigram": Unigram.kind}.get(str(model.get("type")), WordPiece.kind)
     names = {SentencePiece.filename: SentencePiece.kind, Bytes.filename: Bytes.kind}
-    names |= {name: cls.kind for cls in (BPE, Unigram) for name in cls.legacy_names}
+    readers = [cls for cls in KINDS.values() if issubclass(cls, ReadsLegacyFiles)]
+    names |= {name: cls.kind for cls in readers for name in cls.legacy_names}
     return names.get(path.name, WordPiece.kind)
 
 

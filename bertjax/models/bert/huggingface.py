@@ -98,18 +98,24 @@ class BertLayersFormat(HuggingFaceFormat):
         contain a copy of the tied decoder. A masked-LM head whose decoder is not tied is ignored.
         """
         variables, decoder, ignored = self._split_tensors(tensors, config, source)
-        weight, bias = (self.tensor_name(variable, "ForMaskedLM") for variable in (DECODER_WEIGHT, DECODER_BIAS))
+        weight, bias, output_bias = (
+            self.tensor_name(variable, "ForMaskedLM") for variable in (DECODER_WEIGHT, DECODER_BIAS, OUTPUT_BIAS)
+        )
+        has_second_bias = output_bias != weight.removesuffix("weight") + "bias"
         if bias in decoder:
             if fields.get("tie_word_embeddings") is False:  # transformers reads only this bias
                 variables[OUTPUT_BIAS] = decoder[bias]
             variables.setdefault(OUTPUT_BIAS, decoder[bias])
             if not np.array_equal(decoder[bias], variables[OUTPUT_BIAS]):
-                other = self.tensor_name(OUTPUT_BIAS, "ForMaskedLM")
-                raise UserError(f"{source}: {bias} differs from {other}; expected equal tensors, because they are tied")
+                raise UserError(
+                    f"{source}: {bias} differs from {output_bias}; expected equal tensors, because they are tied"
+                )
         predictions = [name for name in variables if name.startswith(tf1_names.VARIABLE_PREFIXES["masked_lm"])]
         masked_lm_problem = ""
         if (predictions or weight in decoder) and tf1_names.WORDS in variables:
-            masked_lm_problem = untied_reason(decoder, weight, variables[tf1_names.WORDS], fields, source)
+            second_bias = bias if has_second_bias else ""
+            words = variables[tf1_names.WORDS]
+            masked_lm_problem = untied_reason(decoder, weight, words, fields, source, second_bias)
         if masked_lm_problem:
             ignored += decoder.keys() & {weight}
             ignored += [self.tensor_name(variable, "ForMaskedLM") for variable in predictions]

@@ -108,7 +108,8 @@ class DebertaV2Format(tensors.TableFormat):
         biases = [state_dict[name] for name in (BIAS, DECODER_BIAS) if name in state_dict]
         if not all(np.array_equal(biases[0], bias) for bias in biases):
             raise UserError(f"{source}: {DECODER_BIAS} differs from {BIAS}; expected equal tensors, which are tied")
-        return super().untied_reason(state_dict, fields, config, source)
+        words = state_dict[self.words]
+        return tensors.untied_reason(state_dict, self.decoder, words, fields, source, DECODER_BIAS)
 
     def read_params(
         self, tensors: Iterable[tuple[str, np.ndarray]], fields: Mapping[str, Any], config: DebertaV2Config, source: str

@@ -14,7 +14,7 @@ REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_hea
 SUPPORTED_VALUES = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
 # Other fields that are read, or that have no effect: the fields of `rope.read_rope`; clf_pooling, the former name of
 # classifier_pooling; and pretraining_tp, which splits matrix products.
-READ = ("clf_pooling", "pretraining_tp", "rope_parameters", "rope_scaling")
+READ = ("clf_pooling", "pretraining_tp", *rope.READ)
 FIELDS = json_config.ConfigFields(
     EuroBertConfig, "eurobert", REQUIRED, ("family", "rope_scaling"), only=SUPPORTED_VALUES, also=READ
 )
@@ -57,7 +57,7 @@ class EuroBertLayersFormat(tensors.TableFormat):
         if config.tie_word_embeddings and not np.array_equal(state_dict.get(self.decoder, words), words):
             raise UserError(
                 f"{source}: {self.decoder} differs from {self.words}; expected equal tensors, because config.json has "
-                f"tie_word_embeddings true"
+                f"tie_word_embeddings true; set it to false"
             )
         return ""
 

@@ -10,7 +10,7 @@ from etils import epath
 from bertjax.common.errors import UserError
 from bertjax.text.tokenizers import json_file
 from bertjax.text.tokenizers.from_json import FromJson
-from bertjax.text.tokenizers.interface import SPECIAL_TOKENS, Encoding, Joined
+from bertjax.text.tokenizers.interface import SPECIAL_TOKENS, Encoding
 from bertjax.text.tokenizers.sentencepiece import SPACE
 
 GEMMA = ("<pad>", "<unk>", "<bos>", "<eos>", "<mask>")  # the special tokens of Gemma, in the order of `SPECIAL_TOKENS`
@@ -32,15 +32,12 @@ class ByteFallback(FromJson):
 
     kind = "byte_fallback"
     space = SPACE
-    extends = False
-    legacy_names = ()
     aliases: ClassVar[Mapping[str, Sequence[str]]] = {name: (token,) for name, token in zip(SPECIAL_TOKENS, GEMMA)}
 
     @functools.cached_property
     def begins_with_space(self) -> bool:  # type: ignore[override]
         """Whether the file adds a space to a text that does not begin with one."""
-        steps = json_file.steps_of(json.loads(self._content).get("pre_tokenizer"), "pretokenizers")
-        return any(step.get("prepend_scheme") == "always" for step in steps)
+        return any(step.get("prepend_scheme") == "always" for step in self.steps("pre_tokenizer"))
 
     def encode_following(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes texts with a space before each, see `Tokenizer.encode_following`."""
@@ -57,14 +54,6 @@ class ByteFallback(FromJson):
         """Returns the text of ids, without the space that encoding adds."""
         text = self._decoded(ids)
         return text.removeprefix(" ") if self.begins_with_space else text
-
-    @staticmethod
-    def read_legacy(path: epath.Path) -> bytes:
-        """There are no older files."""
-        raise NotImplementedError
-
-    def _add(self, model: dict[str, Any], new: Sequence[str], joined: Sequence[Joined]) -> None:
-        raise NotImplementedError
 
     @staticmethod
     def _check(path: epath.PathLike, content: json_file.TokenizerJson) -> None:

@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from bertjax.common.errors import UserError
 from bertjax.common.files import write_whole
 from bertjax.text.tokenizers import json_file, legacy_files
-from bertjax.text.tokenizers.from_json import FromJson
+from bertjax.text.tokenizers.from_json import ExtendableFromJson, ReadsLegacyFiles
 from bertjax.text.tokenizers.interface import SPECIAL_TOKENS, Joined, read_tokenizer_file
 from bertjax.text.tokenizers.library_tokenizer import LibraryTokenizer
 
@@ -77,7 +77,7 @@ class Bytes(ByteLevel):
         return "".join(f"{token}\n" for token in self.pieces).encode()
 
 
-class BPE(FromJson, ByteLevel):
+class BPE(ExtendableFromJson, ReadsLegacyFiles, ByteLevel):
     """Byte-level BPE: learned by bertjax, or of GPT-2, RoBERTa, ModernBERT or EuroBERT.
 
     A text begins with a space if the file adds one, as the files that bertjax learns do. In GPT-2, "<|endoftext|>" is

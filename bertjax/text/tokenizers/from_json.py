@@ -21,18 +21,32 @@ ALIASES = {name: (*names, END_OF_TEXT) for name, *names in zip(SPECIAL_TOKENS, X
 ALIASES["[PAD]"] += ("<|end_of_text|>",)
 
 
+class ReadsLegacyFiles(abc.ABC):
+    """An ability of a `FromJson`: read the files of older versions of transformers.
+
+    Attributes:
+      legacy_names: names of files that replace a missing tokenizer.json.
+    """
+
+    legacy_names: ClassVar[tuple[str, ...]]
+
+    @staticmethod
+    @abc.abstractmethod
+    def read_legacy(path: epath.Path) -> bytes:
+        """Converts a file of `legacy_names` to the content of a tokenizer.json. Raises `UserError` if it is invalid."""
+
+
 class FromJson(LibraryTokenizer):
     """A tokenizer.json with any normalizer, and with added tokens.
 
     Added tokens stay whole wherever they occur in a text. Special tokens do not: their names are text.
 
     Attributes:
-      legacy_names: names of files that replace a missing tokenizer.json.
       aliases: {special token: possible names of the token in the file, in this order}.
     """
 
     filename = "tokenizer.json"
-    legacy_names: tuple[str, ...]
+    extends = False
     aliases: ClassVar[Mapping[str, Sequence[str]]] = ALIASES
 
     def __init__(self, content: bytes, path: str = "(given)"):
@@ -66,14 +80,11 @@ class FromJson(LibraryTokenizer):
 
     @classmethod
     def load(cls, path: epath.PathLike) -> Self:
-        """Reads a tokenizer.json, or a file of `legacy_names`. Raises `UserError` if it is invalid."""
+        """Reads a tokenizer.json, or an older file, see `ReadsLegacyFiles`. Raises `UserError` if it is invalid."""
         path = epath.Path(path)
-        return cls(cls.read_legacy(path) if path.name in cls.legacy_names else read_tokenizer_file(path), str(path))
-
-    @staticmethod
-    @abc.abstractmethod
-    def read_legacy(path: epath.Path) -> bytes:
-        """Converts a file of `legacy_names` to the content of a tokenizer.json. Raises `UserError` if it is invalid."""
+        if issubclass(cls, ReadsLegacyFiles) and path.name in cls.legacy_names:
+            return cls(cls.read_legacy(path), str(path))
+        return cls(read_tokenizer_file(path), str(path))
 
     @staticmethod
     @abc.abstractmethod
@@ -88,16 +99,10 @@ class FromJson(LibraryTokenizer):
         """Returns the ids of the parts of a token, see `Tokenizer.parts`."""
         return [part.id for part in self._tokenizer.model.tokenize(token)]
 
-    def extended(self, joined: Sequence[Joined]) -> Self:
-        """Returns a tokenizer with new tokens, see `Tokenizer.extended`."""
-        content, known = json.loads(self._content), set(self.pieces)
-        new = [token for token in dict.fromkeys(pair.token for pair in joined) if token not in known]
-        self._add(content["model"], new, joined)
-        return type(self)(json.dumps(content, ensure_ascii=False).encode())
-
-    @abc.abstractmethod
-    def _add(self, model: dict[str, Any], new: Sequence[str], joined: Sequence[Joined]) -> None:
-        """Adds new tokens, and the pairs that form them, to the model of a tokenizer.json."""
+    def steps(self, part: str) -> list[dict[str, Any]]:
+        """Returns the steps of the `normalizer` or of the `pre_tokenizer` of the file."""
+        plural = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers"}[part]
+        return json_file.steps_of(json.loads(self._content).get(part), plural)
 
     def save(self, folder: epath.PathLike) -> None:
         """Writes the tokenizer.json."""
@@ -109,3 +114,20 @@ class FromJson(LibraryTokenizer):
 
     def _definition(self) -> bytes:
         return self._content
+
+
+class ExtendableFromJson(FromJson):
+    """A `FromJson` that can get new tokens."""
+
+    extends = True
+
+    def extended(self, joined: Sequence[Joined]) -> Self:
+        """Returns a tokenizer with new tokens, see `Tokenizer.extended`."""
+        content, known = json.loads(self._content), set(self.pieces)
+        new = [token for token in dict.fromkeys(pair.token for pair in joined) if token not in known]
+        self._add(content["model"], new, joined)
+        return type(self)(json.dumps(content, ensure_ascii=False).encode())
+
+    @abc.abstractmethod
+    def _add(self, model: dict[str, Any], new: Sequence[str], joined: Sequence[Joined]) -> None:
+        """Adds new tokens, and the pairs that form them, to the model of a tokenizer.json."""

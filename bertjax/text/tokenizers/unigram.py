@@ -8,12 +8,12 @@ from etils import epath
 
 from bertjax.common.errors import UserError
 from bertjax.text.tokenizers import json_file, legacy_files
-from bertjax.text.tokenizers.from_json import FromJson
+from bertjax.text.tokenizers.from_json import ExtendableFromJson, ReadsLegacyFiles
 from bertjax.text.tokenizers.interface import Encoding, Joined
 from bertjax.text.tokenizers.sentencepiece import SPACE, score_of_new
 
 
-class Unigram(FromJson):
+class Unigram(ExtendableFromJson, ReadsLegacyFiles):
     """A SentencePiece model with other ids, or with changes to the text before the model.
 
     bertjax reads and extends this kind. It learns `SentencePiece` instead.
