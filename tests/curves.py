@@ -76,6 +76,9 @@ def configs() -> dict:
             "deberta_v2", dict(position_buckets=8, conv_kernel_size=3), **{"packing": True, **dynamic}
         ),
         "mpnet": _config("mpnet", {}, **{"packing": True, **dynamic}),
+        "mpnet-permuted": _with_objective(
+            _config("mpnet", {}, **{"packing": True, "data.do_whole_word_mask": True, **dynamic}), "mplm"
+        ),
         "lstms": _config("lstms", {}, **dynamic),
         "transformer-auxiliary": _with_objective(
             _config("bert", dict(causal=True, num_hidden_layers=2, vocab_size=261), **byte_pieces),
