@@ -151,8 +151,8 @@ class PermutedMasking(BatchTransform):
         """Returns the random numbers of `masking`, and the order.
 
         Returns:
-          The arrays of `TokenMasking.draw`, and `prediction_order` `[rows, max_predictions_per_seq]` float32: tokens are
-          predicted in ascending order of these numbers.
+          The arrays of `TokenMasking.draw`, and `prediction_order` `[rows, max_predictions_per_seq]` float32. Tokens
+          are predicted in ascending order of these numbers.
         """
         draws = self.masking.draw(rng, rows, length)
         return draws | {"prediction_order": rng.random((rows, self.masking.max_predictions_per_seq), np.float32)}
