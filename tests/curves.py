@@ -84,10 +84,18 @@ def configs() -> dict:
         "deberta-v2": _config(
             "deberta_v2", dict(position_buckets=8, conv_kernel_size=3), **{"packing": True, **dynamic}
         ),
+        "deberta-v3": _with_objective(
+            _config("deberta_v2", dict(position_buckets=8, num_hidden_layers=2), **{"packing": True, **dynamic}),
+            "50*replaced + generator",
+            generator=dict(width=1.0, layers=0.5, embeddings="disentangled"),
+        ),
         "mpnet": _config("mpnet", {}, **{"packing": True, **dynamic}),
         "nomic-bert": _config("nomic_bert", {}, **{"packing": True, **dynamic}),
         "gte": _config("gte", dict(attention_probs_dropout_prob=0.1), **{"packing": True, **dynamic}),
         "jina-embeddings-v3": _config("jina_embeddings_v3", {}, **dynamic),
+        "mpnet-permuted": _with_objective(
+            _config("mpnet", {}, **{"packing": True, "data.do_whole_word_mask": True, **dynamic}), "mplm"
+        ),
         "lstms": _config("lstms", {}, **dynamic),
         "transformer-auxiliary": _with_objective(
             _config("bert", dict(causal=True, num_hidden_layers=2, vocab_size=261), **byte_pieces),

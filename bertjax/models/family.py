@@ -307,6 +307,28 @@ class TwoStreamAttention(abc.ABC):
         """
 
 
+class PositionCompensation:
+    """An ability: masked and permuted language modelling (MPNet), with masks that have the positions of other tokens.
+
+    The encoder has the method `encode_compensated`, which `TransformerModel` implements. The positions must come from
+    `LearnedPositions`, `SinusoidalPositions`, `Rotary` or a `ScoreBias`. All layers must have the attention of
+    `nn.attention.Attention`, without windows.
+    """
+
+    def compensated_flops(self, config: Any, length: int, predictions: int) -> int:
+        """Returns the FLOPs of the matrix products in the layers, for the forward pass of one row.
+
+        Args:
+          config: the model config.
+          length: the length of the row in tokens.
+          predictions: the number of predicted tokens of the row. Each has a mask and a state of the second stream.
+        """
+        states = length + 2 * predictions
+        # No state attends to the second stream: neither scores nor weighted values.
+        unused = 2 * 2 * config.num_hidden_layers * states * predictions * config.hidden_size
+        return cast(Any, self).forward_flops(config, states) - unused
+
+
 class ProjectsEmbeddings(abc.ABC):
     """An ability: word embeddings whose size differs from the hidden size, with a projection.
 

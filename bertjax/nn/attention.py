@@ -25,13 +25,17 @@ class SharedInputs(NamedTuple):
       segments: `[batch, length]`; with a cache, the positions of the tokens `[length]`, see `cached_attention`.
       positions: `[batch, length]`; None if no layer reads positions.
       rotations: {`repr` of a `Rotary`: the rotation}.
-      score_bias: a term of the attention scores, float32 `[heads, queries, keys]`; None: no term.
+      score_bias: a term of the attention scores, float32 `[heads, queries, keys]`, or with a mask `[batch, heads,
+        queries, keys]`; None: no term.
+      mask: booleans `[batch, queries, keys]`, the tokens that each token attends to, in place of `segments`. The keys
+        are the first tokens of the row. None: tokens attend within their segment.
     """
 
     segments: Array
     positions: Array | None = None
     rotations: dict[str, Rotation] | None = None
     score_bias: Array | None = None
+    mask: Array | None = None
 
 
 class AttentionModule(nn.Module):
@@ -172,6 +176,7 @@ class SelfAttention(AttentionModule):
                 choices.window,
                 shared.score_bias,
                 choices.soft_cap,
+                shared.mask,
             )
             context = implementation_of(call)(call, _Projections(self, x, shared, dropout_keys))
         return self.output.product(context, dropout_keys), self.output.bias, cache

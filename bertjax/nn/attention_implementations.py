@@ -16,7 +16,7 @@ from bertjax.nn.kernels.flash_attention import can_flash, flash_attention
 from bertjax.nn.kernels.fused_attention import LONGEST, fused_attention
 from bertjax.nn.kernels.gpu_attention import can_attend_on_gpu, gpu_attention
 from bertjax.nn.kernels.pallas import LANES, has_kernels, on_one_device, parts_along
-from bertjax.nn.ops.plain_attention import plain_attention
+from bertjax.nn.ops.plain_attention import masked_attention, plain_attention
 from bertjax.nn.ops.rotary import Rotation
 from bertjax.nn.ops.tiles import Tile, tile_of
 from bertjax.nn.ops.window_attention import window_attention
@@ -42,8 +42,10 @@ class AttentionCall(NamedTuple):
       rate: the dropout rate of the probabilities.
       causal: tokens attend to earlier tokens and to themselves.
       window: the largest distance to a token, to either side; None: any distance.
-      bias: a term of the scores, float32 `[heads, queries, keys]`; None: no term.
+      bias: a term of the scores, float32 `[heads, queries, keys]`, or with a mask `[batch, heads, queries, keys]`;
+        None: no term.
       soft_cap: the scores are `soft_cap * tanh(scores / soft_cap)`; None: no cap.
+      mask: booleans `[batch, queries, keys]`, see `nn.attention.SharedInputs`; None: tokens attend within segments.
     """
 
     compute: Compute
@@ -60,6 +62,7 @@ class AttentionCall(NamedTuple):
     window: int | None
     bias: Array | None
     soft_cap: float | None
+    mask: Array | None = None
 
     @property
     def length(self) -> Any:
@@ -174,6 +177,21 @@ class BlocksOfWindows(AttentionImplementation):
         return window_attention(states, call.segments, call.window, call.compute, call.tile(3 * call.window))
 
 
+class MaskedOperations(AttentionImplementation):
+    """Plain operations on all scores, with a mask for each row."""
+
+    def supports(self, call: AttentionCall) -> bool:
+        """Returns whether the call has a mask. No other implementation reads the mask."""
+        return call.mask is not None
+
+    def __call__(self, call: AttentionCall, projections: Projections) -> Array:
+        """Returns the context."""
+        assert call.mask is not None
+        states = nn.with_logical_constraint(projections.states(), ("batch", "length", None, "heads", "kv"))
+        settings = call.rate, call.compute, call.soft_cap
+        return masked_attention(states, call.mask, call.bias, call.keys, *settings)
+
+
 class PlainOperations(AttentionImplementation):
     """Plain operations on all scores, with all features."""
 
@@ -204,7 +222,14 @@ def _sharded(states: Array, call: AttentionCall) -> Array:
     return nn.with_logical_constraint(states, ("batch", "length", None, "heads", "kv"))
 
 
-IMPLEMENTATIONS = (GpuKernel(), ShortTpuKernel(), FlashTpuKernel(), BlocksOfWindows(), PlainOperations())
+IMPLEMENTATIONS = (
+    MaskedOperations(),
+    GpuKernel(),
+    ShortTpuKernel(),
+    FlashTpuKernel(),
+    BlocksOfWindows(),
+    PlainOperations(),
+)
 
 
 def implementation_of(call: AttentionCall) -> AttentionImplementation:

@@ -458,6 +458,7 @@ class Encoder(nn.Module):
         every_layer: bool = False,
         cache: KeyValueCache | None = None,
         score_bias: Array | None = None,
+        mask: Array | None = None,
     ) -> Any:
         """Returns the hidden states of the last layer, or with `every_layer` of all layers.
 
@@ -469,9 +470,11 @@ class Encoder(nn.Module):
           every_layer: whether to return `[layers, batch, length, hidden]` instead of `[batch, length, hidden]`.
           cache: a cache whose arrays are stacked on `[layers]`. With a cache, the next cache is also returned.
           score_bias: a term of the attention scores of all layers, see `SharedInputs`.
+          mask: the tokens that each token attends to, for layers with `SharedInputs`; None: within segments.
         """
         config, layers, states = self.config, self.layers, []
-        inputs = self.shared_inputs(x, segments, positions, score_bias, dropout_keys), dropout_keys
+        shared = self.shared_inputs(x, segments, positions, score_bias, dropout_keys)
+        inputs = shared if mask is None else shared._replace(mask=mask), dropout_keys
         if layers.is_uniform:
             x, (outputs, cache) = self._repeated(x, every_layer, cache, *inputs)
             states.append(outputs)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -15,8 +15,24 @@ from bertjax.nn.encoder import Encoder, Layer
 from bertjax.nn.heads import PooledStates, Pooler, TransformStates, states_of_tokens
 from bertjax.nn.norm import Normalize
 from bertjax.nn.ops.dropout import dropout, fold_in
-from bertjax.nn.ops.plain_attention import KeyValueCache
+from bertjax.nn.ops.plain_attention import KeyValueCache, visible
 from bertjax.nn.ops.segments import last_tokens, mean_of_segments
+
+
+class MaskedPredictions(NamedTuple):
+    """The predicted tokens of rows, and the order of their predictions. See `TransformerModel.encode_compensated`.
+
+    Attributes:
+      places: `[batch, predictions]`, the places of the predicted tokens in the row.
+      ids: `[batch, predictions]`, the token ids in place of the predicted tokens, such as [MASK].
+      ranks: `[batch, predictions]`, the order of the predictions of a segment, 1, 2, ...; 0 for padding.
+      token_ranks: `[batch, length]`, the ranks of all tokens; 0 for tokens that are not predicted.
+    """
+
+    places: Array
+    ids: Array
+    ranks: Array
+    token_ranks: Array
 
 
 class EncoderModel(nn.Module):
@@ -245,6 +261,64 @@ class TransformerModel(EncoderModel):
         """Returns a term of the attention scores of all layers, float32 `[heads, queries, keys]`; None: no term."""
         bias = self.architecture.score_bias
         return None if bias is None else bias.scores(self.score_table, self.config.num_attention_heads, length)
+
+    def encode_compensated(
+        self,
+        input_ids: Array,
+        segments: Array,
+        token_types: Array,
+        predictions: MaskedPredictions,
+        positions: Array | None = None,
+        dropout_keys: Array | None = None,
+    ) -> tuple[Array, Array]:
+        """Returns the hidden states of both streams of masked and permuted language modelling (Song et al. 2020).
+
+        A mask follows the row for each predicted token. It has the position of this token. Each state attends to every
+        position of its segment: to the token if the state may see the token, and otherwise to the mask. Tokens that are
+        not predicted, and masks, see the tokens that are not predicted. A predicted token also sees itself and the
+        tokens before it in the order. The second stream consists of a second copy of the masks. Such a state predicts a
+        token: it sees the tokens before this token in the order, and no state attends to it.
+
+        Args:
+          input_ids: see `encode`. The tokens are not masked.
+          segments: see `encode`.
+          token_types: see `encode`.
+          predictions: the predicted tokens.
+          positions: see `encode`.
+          dropout_keys: see `encode`.
+
+        Returns:
+          The hidden states `[batch, length, hidden]`, and the hidden states of the second stream `[batch, predictions,
+          hidden]`.
+        """
+        places, ids, ranks, token_ranks = predictions
+        length, count = input_ids.shape[1], places.shape[1]
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(length), input_ids.shape)
+
+        def extended(x: Array, of_masks: Array | None = None) -> Array:
+            of_masks = jnp.take_along_axis(x, places, axis=1) if of_masks is None else of_masks
+            return jnp.concatenate([x, of_masks, of_masks], axis=1)
+
+        # Masks of padding are in the segment of padding, to which no token of the text attends.
+        masked_segments = jnp.where(ranks > 0, jnp.take_along_axis(segments, places, axis=1), 0)
+        all_segments, all_positions = extended(segments, masked_segments), extended(positions)
+        # A state sees the tokens before its own rank, and itself if it is a token.
+        own_ranks = jnp.concatenate([token_ranks, jnp.zeros_like(ranks), ranks], axis=1)
+        is_self = jnp.eye(length + 2 * count, length, dtype=bool)
+        sees = (token_ranks == 0)[:, None] | (token_ranks[:, None] < own_ranks[:, :, None]) | is_self
+        sees_masks = ~jnp.take_along_axis(sees, places[:, None], axis=2) & (ranks > 0)[:, None]
+        mask = jnp.concatenate([sees, sees_masks], axis=2)
+        mask &= visible(all_segments)[:, 0, :, : length + count]
+
+        x = self.embed(extended(input_ids, ids), extended(token_types), all_positions, dropout_keys)
+        x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
+        bias, choices = None, self.architecture.score_bias
+        if choices is not None:
+            distances = all_positions[:, None, : length + count] - all_positions[:, :, None]
+            bias = choices.of_distances(self.score_table, self.config.num_attention_heads, distances)
+        hidden = self.encoder(x, all_segments, dropout_keys, all_positions, score_bias=bias, mask=mask)
+        return hidden[:, :length], hidden[:, length + count :]
 
     def pooler_input(self, hidden: Array, dropout_keys: Array | None) -> Array:
         """Returns the hidden states with the dropout before the pooler."""

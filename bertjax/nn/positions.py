@@ -195,9 +195,8 @@ class ScoreBias(abc.ABC):
         """Returns the params of the term, which the method creates in a module; None: no params."""
         return None
 
-    @abc.abstractmethod
     def scores(self, table: Any, heads: int, length: Any) -> Array:
-        """Returns the term, float32 `[heads, queries, keys]`.
+        """Returns the term of rows without explicit positions, float32 `[heads, queries, keys]`.
 
         The term is equal in all rows: the positions of a segment are consecutive, so that the distance of two positions
         is the distance of the two places in the row.
@@ -207,17 +206,27 @@ class ScoreBias(abc.ABC):
           heads: the number of heads.
           length: the number of tokens in a row, which may be symbolic.
         """
+        places = jnp.arange(length)
+        return self.of_distances(table, heads, places - places[:, None])
+
+    @abc.abstractmethod
+    def of_distances(self, table: Any, heads: int, distances: Array) -> Array:
+        """Returns the term of distances, float32 `[..., heads, queries, keys]`.
+
+        Args:
+          table: the params.
+          heads: the number of heads.
+          distances: integers `[..., queries, keys]`, the position of the key minus the position of the query.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
 class Alibi(ScoreBias):
     """Subtracts the distance times a slope, which differs between heads (Press et al. 2022), to both sides."""
 
-    def scores(self, table: Any, heads: int, length: Any) -> Array:
+    def of_distances(self, table: Any, heads: int, distances: Array) -> Array:
         """Returns the term, without params."""
-        places = jnp.arange(length)
-        apart = jnp.abs(places - places[:, None])
-        return -jnp.asarray(alibi_slopes(heads))[:, None, None] * apart
+        return -jnp.asarray(alibi_slopes(heads))[:, None, None] * jnp.abs(distances)[..., None, :, :]
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
@@ -250,12 +259,11 @@ class RelativeBias(ScoreBias):
         shape = self.buckets, config.num_attention_heads
         return model.param("relative_attention_bias", partitioned(init, (None, "heads")), shape)
 
-    def scores(self, table: Any, heads: int, length: Any) -> Array:
+    def of_distances(self, table: Any, heads: int, distances: Array) -> Array:
         """Returns the term of each distance."""
-        places = jnp.arange(length)
-        buckets = distance_buckets(places - places[:, None], self.buckets, self.longest)
-        bias = jnp.moveaxis(jnp.take(table, buckets, axis=0), -1, 0)
-        return nn.with_logical_constraint(bias, ("heads", None, None))
+        buckets = distance_buckets(distances, self.buckets, self.longest)
+        bias = jnp.moveaxis(jnp.take(table, buckets, axis=0), -1, -3)
+        return nn.with_logical_constraint(bias, (*["batch"] * (bias.ndim - 3), "heads", None, None))
 
 
 def distance_buckets(distances: Array, buckets: int, longest: int) -> Array:

@@ -88,12 +88,7 @@ class PermutationLM(words.WordObjective, QueryStream):
 
     def loss(self, encoded: "EncodedBatch", weights: "jax.Array", keys: "jax.Array") -> tuple["jax.Array", Metrics]:
         """Returns the cross-entropy and the accuracy of the query stream."""
-        import jax.numpy as jnp
-
-        # Query state i makes prediction i.
-        indices = jnp.broadcast_to(jnp.arange(weights.shape[1]), weights.shape)
-        batch = encoded.batch | {"word_positions": indices}
-        return words.token_loss(encoded._replace(hidden=encoded.query_states, batch=batch), weights)[0]
+        return words.query_loss(encoded, weights)
 
     def flops(self, config: BertConfig, row: RowSize) -> int:
         """Returns the FLOPs of the head and of the query stream."""

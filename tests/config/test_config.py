@@ -18,7 +18,8 @@ PRETRAINING = [
     "base", "large", "lamb", "small:tiny", "small:mini", "small:small", "small:medium", "quickstart", "bytes",
     "gpt:gpt2", "elmo", "modern:base", "adapt", "text", "text:bert",
     "transformer_xl:wikitext", "transformer_xl:enwik8", "transformer_xl:cores",
-    "electra:small", "electra:base", "characters:t64", "characters:cores", "transformer:base", "transformer:big",
+    "electra:small", "electra:base", "deberta:base", "deberta:xsmall",
+    "characters:t64", "characters:cores", "transformer:base", "transformer:big",
     "xlnet:base", "xlnet:large", "xlnet:cores",
     "ablations/objective:ltr", "ablations/size:6-768-3", "ablations/masking:80-20-0", "ablations/positions:none",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from bertjax.config.stages import stages_of
 from bertjax.data.batch import BatchSpec, per_row, per_sequence
 from bertjax.data.loading.transforms import apply_transforms
 from bertjax.launch.validate import validate
+from bertjax.models import families
 from bertjax.objectives.parsing import learn, parse_objective
 from bertjax.objectives.parts import words
 from bertjax.objectives.parts.transforms import transforms_of
@@ -118,15 +119,24 @@ def test_chunked_logits_give_equal_loss_and_gradient(records_folder, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective, settings, fields", [
-    ("50*replaced + generator", dict(generator=dict(width=0.5, embeddings="disentangled")),
+@pytest.mark.parametrize("family, objective, settings, fields", [
+    ("bert", "50*replaced + generator", dict(generator=dict(width=0.5, embeddings="disentangled")),
      {"model.num_attention_heads": 4}),
-    ("lm + auxiliary", {}, {"model.causal": True, "model.num_hidden_layers": 2, "data.next_sentence": "none",
-                            "data.masking": "dynamic"}),
+    ("bert", "lm + auxiliary", {}, {"model.causal": True, "model.num_hidden_layers": 2, "data.next_sentence": "none",
+                                    "data.masking": "dynamic"}),
+    ("mpnet", "mplm", {}, {"data.masking": "dynamic"}),
+    ("deberta_v2", "50*replaced + generator", dict(generator=dict(width=1.0, layers=0.5, embeddings="disentangled")),
+     {"model.num_hidden_layers": 2}),
 ])  # fmt: skip
-def test_a_step_on_eight_devices_with_microbatches_equals_one_device(objective, settings, fields, records_folder):
+def test_a_step_on_eight_devices_with_microbatches_equals_one_device(
+    family, objective, settings, fields, records_folder
+):
     """With dropout, and with the random numbers of the objectives."""
     config = config_for(records_folder)
+    if family != "bert":
+        names = "vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings"
+        config.model = families.model_fields(family, **{name: config.model[name] for name in names})
+        config.model.num_hidden_layers = 1
     config.optimizer.update(name="sgd", schedule="constant", learning_rate=1.0, warmup_steps=0, weight_decay=0.0)
     config.update_from_flattened_dict(fields)
     learn(config, objective, **settings)

@@ -14,10 +14,11 @@ from flax.traverse_util import flatten_dict
 from bertjax.cli.overrides import from_arguments
 from bertjax.common.errors import UserError
 from bertjax.config.defaults import named_stages, pretraining_config, stage
+from bertjax.config.model_config import Compute
 from bertjax.data.batch import RowSize
 from bertjax.distributed.mesh import make_mesh
 from bertjax.interop import conversion, initialization, pretrained
-from bertjax.interop.pretrained import Pretrained, flattened
+from bertjax.interop.pretrained import Pretrained, flattened, read_pretrained
 from bertjax.launch.start import launch
 from bertjax.launch.validate import validate
 from bertjax.models import families
@@ -26,6 +27,7 @@ from bertjax.models.heads import model_flops
 from bertjax.objectives.encoded_batch import EncodedBatch
 from bertjax.objectives.objective import JointModel, Objective
 from bertjax.objectives.parsing import learn, parse_objective
+from bertjax.objectives.parts.generator import separate_params
 from bertjax.objectives.parts.pretraining_model import sample_tokens
 from bertjax.objectives.registry import OBJECTIVES
 from bertjax.pretraining import init_checkpoint
@@ -113,6 +115,44 @@ def test_packed_rows_are_replaced_at_predicted_positions(records_folder):
     assert weights.sum() == (batch["segments"] > 0).sum()
 
 
+@pytest.mark.parametrize("family", ["bert", slow_case("deberta_v2")])
+def test_disentangled_embeddings_separate_the_gradients(family, records_folder):
+    """The encoder reads the embeddings of the generator plus the difference. The loss of `replaced` changes the
+    difference, and changes neither the embeddings nor other params of the generator."""
+    config = config_for(records_folder, family, width=1.0, layers=0.5, embeddings="disentangled")
+    task = task_of(config, records_folder)
+    batch, params = next(task.batches(0)), params_of(task)
+    batch = {name: jnp.asarray(x) for name, x in batch.items()}
+    rows = len(batch["input_ids"])
+
+    def loss_of(name, params):
+        weights = {term.name: term.objective.weights(batch) for term in task.loss.terms}
+        losses, _ = task.loss.model.apply({"params": params}, batch, weights, None, keys_of(rows))
+        return losses[name][0]
+
+    largest = {}
+    for name in ("replaced", "generator"):
+        gradient = jax.jit(jax.grad(functools.partial(loss_of, name)))(params)
+        largest[name] = {path: float(jnp.abs(x).max()) for path, x in flatten_dict(gradient).items()}
+    assert params["generator"]["difference"].keys() == params["bert"]["embeddings"].keys()
+    for path, size in largest["replaced"].items():
+        of_generator = path[:2] in (("bert", "embeddings"), ("generator", "bert"), ("generator", "masked_lm"))
+        assert of_generator == (size == 0) or path[1] == "pooler", path
+    for path, size in largest["generator"].items():
+        of_encoder = path[:2] in (("bert", "encoder"), ("generator", "difference")) or path[0] == "replaced_tokens"
+        assert of_encoder == (size == 0) or path[1] == "pooler", path
+
+    # A change of the embeddings of the generator changes the embeddings of the encoder by the same amount.
+    def moved(by_base, by_difference):
+        changed = jax.tree.map(lambda x: x, params)
+        changed["bert"]["embeddings"]["word"]["embedding"] += by_base
+        changed["generator"]["difference"]["word"]["embedding"] += by_difference
+        encoder, _ = separate_params(changed["bert"], changed["generator"])
+        return np.asarray(encoder["embeddings"]["word"]["embedding"])
+
+    np.testing.assert_allclose(moved(0.5, -0.5), moved(0, 0), atol=1e-6)
+
+
 # Configs.
 
 
@@ -134,6 +174,7 @@ def test_generator_sizes_follow_the_config():
     for config in (generator("modernbert", width=1), generator("modernbert", "apart")):
         assert type(config) is families.FAMILIES.get("modernbert").config_class
     assert sizes(generator("eurobert", "apart", num_key_value_heads=1))[:2] == (16, 16)
+    assert sizes(generator("deberta_v2", "disentangled", width=1)) == (32, 32, 2, 16, 64, 1)
     thirds = generator("bert", width=1 / 3, layers=1.0, hidden_size=768, num_attention_heads=12, intermediate_size=3072)
     assert sizes(thirds) == (256, 768, 4, 64, 1024, 2)
 
@@ -480,3 +521,29 @@ def test_a_generator_with_separate_embeddings_is_exported_as_modernbert(tmp_path
     assert (part.config.family, part.config.hidden_size, part.predicts_words) == ("modernbert", 16, True)
     table = params["generator"]["bert"]["embeddings"]["word"]["embedding"]
     np.testing.assert_array_equal(part.params["bert"]["embeddings"]["word"]["embedding"][:150], table[:150])
+
+
+@pytest.mark.slow
+@pytest.mark.extra_packages
+def test_a_trained_deberta_v3_is_exported_to_transformers(pretrained, tmp_path):
+    """Ten steps of the recipe of DeBERTa-v3. The discriminator is a DebertaV2Model, and the generator, with half of the
+    layers, a DebertaV2ForMaskedLM."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    run = pretrained("deberta-v3")
+    source = read_pretrained(run)
+    ids = np.random.default_rng(0).integers(5, source.config.vocab_size, (2, 24))
+    mask = (np.arange(24) < np.array([[24], [17]])).astype(np.int32)
+    inputs = dict(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask))
+    for part, layers in (("", 2), ("generator", 1)):
+        folder = tmp_path / f"folder{part}"
+        conversion.convert(run, folder, "huggingface", part=part)
+        model_class = transformers.DebertaV2ForMaskedLM if part else transformers.DebertaV2Model
+        model, missing = model_class.from_pretrained(folder, output_loading_info=True)
+        assert not missing["missing_keys"] and model.config.num_hidden_layers == layers
+        config = source.parts[part] if part else source.config
+        params = source.params[part]["bert"] if part else source.params["bert"]
+        with torch.no_grad():
+            expected = model.eval()(**inputs, output_hidden_states=True).hidden_states[-1].numpy()
+        encoder = families.family_of(config).build(config, Compute())
+        states = encoder.apply({"params": params}, ids, mask, np.zeros_like(ids), method="encode")
+        np.testing.assert_allclose(np.asarray(states)[mask > 0], expected[mask > 0], atol=1e-4)

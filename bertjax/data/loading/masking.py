@@ -137,6 +137,43 @@ class TokenMasking(BatchTransform):
         return Masking(masked, positions, labels, counts)
 
 
+@dataclasses.dataclass(frozen=True)
+class PermutedMasking(BatchTransform):
+    """Masks tokens, and draws the order in which they are predicted. Each reading of a row draws another order.
+
+    Attributes:
+      masking: selects and masks the predicted tokens.
+    """
+
+    masking: TokenMasking
+
+    def draw(self, rng: np.random.Generator, rows: int, length: int) -> Batch:
+        """Returns the random numbers of `masking`, and the order.
+
+        Returns:
+          The arrays of `TokenMasking.draw`, and `prediction_order` `[rows, max_predictions_per_seq]` float32. Tokens
+          are predicted in ascending order of these numbers.
+        """
+        draws = self.masking.draw(rng, rows, length)
+        return draws | {"prediction_order": rng.random((rows, self.masking.max_predictions_per_seq), np.float32)}
+
+    def __call__(self, batch: Batch, draws: Batch) -> Batch:
+        """Returns the predictions, and two arrays `[rows, length]`; `input_ids` does not change.
+
+        `masked_ids` are the masked token ids. `ranks` are the order 1, 2, ... of the predicted tokens, and 0 for all
+        other tokens.
+        """
+        masked = self.masking(batch, draws)
+        is_prediction = masked["word_weights"] > 0
+        order = np.where(is_prediction, draws["prediction_order"], np.float32(2)).argsort(axis=1, kind="stable")
+        numbers = np.broadcast_to(1 + np.arange(order.shape[1], dtype=np.int32), order.shape)
+        ranks_of_predictions, ranks = np.zeros(order.shape, np.int32), np.zeros(batch["input_ids"].shape, np.int32)
+        np.put_along_axis(ranks_of_predictions, order, numbers, axis=1)
+        row = np.nonzero(is_prediction)[0]
+        ranks[row, masked["word_positions"][is_prediction]] = ranks_of_predictions[is_prediction]
+        return {"masked_ids": masked.pop("input_ids"), "ranks": ranks, **masked}
+
+
 def masking_of(data: Mapping, tokenizer: Tokenizer, max_predictions_per_seq: int) -> TokenMasking:
     """Returns the masking of `config.data`."""
     whole_words = data["do_whole_word_mask"] or data["do_span_mask"]

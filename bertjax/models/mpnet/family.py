@@ -4,14 +4,14 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from bertjax.models.bert.family import EncoderLayersFamily
-from bertjax.models.family import HuggingFaceFamily
+from bertjax.models.family import HuggingFaceFamily, PositionCompensation
 from bertjax.models.mpnet.config import MPNetConfig
 
 if TYPE_CHECKING:
     from bertjax.nn.architecture import Architecture
 
 
-class MPNetFamily(EncoderLayersFamily, HuggingFaceFamily):
+class MPNetFamily(EncoderLayersFamily, HuggingFaceFamily, PositionCompensation):
     """MPNet."""
 
     config_class = MPNetConfig

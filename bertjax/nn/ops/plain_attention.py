@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.config.model_config import Compute
+from bertjax.nn.ops.dropout import dropout
 from bertjax.nn.ops.tiled_attention import AttentionLayout, Settings, attend_in_layout
 from bertjax.nn.ops.tiles import Tile
 
@@ -55,6 +56,54 @@ def plain_attention(
     rate = 0.0 if dropout_keys is None else rate
     settings = Settings(rate, compute, WholeRows(causal, window), tile, soft_cap)
     context = attend_in_layout(query_key_value, segments, dropout_keys, bias, settings)
+    return context.reshape(*context.shape[:2], -1)
+
+
+def masked_attention(
+    query_key_value: Array,
+    mask: Array,
+    bias: Array | None,
+    dropout_keys: Array | None,
+    rate: float,
+    compute: Compute,
+    soft_cap: float | None = None,
+) -> Array:
+    """Queries, keys, values `[batch, length, 3, heads, size]` -> `[batch, length, heads * size]`, with a mask.
+
+    The backward pass recomputes the scores.
+
+    Args:
+      query_key_value: the queries, keys and values.
+      mask: booleans `[batch, length, keys]`, the tokens that each token attends to. The keys are the first tokens.
+      bias: a term of the scores, float32 `[batch, heads, length, keys]` or `[heads, length, keys]`; None: no term.
+      dropout_keys: `[batch]`; None: no dropout.
+      rate: the dropout rate of the probabilities.
+      compute: the dtypes.
+      soft_cap: see `tiled_attention.Settings`.
+    """
+    attend = jax.checkpoint(_masked_attention, static_argnums=(4, 5, 6), prevent_cse=compute.unroll)
+    return attend(query_key_value, mask, bias, dropout_keys, rate, compute, soft_cap)
+
+
+def _masked_attention(
+    query_key_value: Array,
+    mask: Array,
+    bias: Array | None,
+    dropout_keys: Array | None,
+    rate: float,
+    compute: Compute,
+    soft_cap: float | None,
+) -> Array:
+    query, key, value = jnp.moveaxis(query_key_value, 2, 0)
+    key, value = key[:, : mask.shape[-1]], value[:, : mask.shape[-1]]
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
+    scores = scores / math.sqrt(query.shape[-1])
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    scores = scores if bias is None else scores + bias
+    scores = jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min)
+    probs = dropout(nn.softmax(scores).astype(compute.dtype), rate, dropout_keys)
+    context = jnp.einsum("bhqk,bkhd->bqhd", probs, value).astype(compute.dtype)
     return context.reshape(*context.shape[:2], -1)
 
 

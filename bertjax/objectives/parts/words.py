@@ -212,6 +212,20 @@ def token_loss(
     return sum_in_chunks(read_part, (positions, words, weights, columns), part)
 
 
+def query_loss(encoded: "EncodedBatch", weights: "jax.Array") -> "tuple[jax.Array, Metrics]":
+    """Returns the loss and the accuracy of a query stream, whose state i makes prediction i.
+
+    Args:
+      encoded: the batch, with the head `masked_lm` and `query_states`.
+      weights: `[rows, predictions]`.
+    """
+    import jax.numpy as jnp
+
+    indices = jnp.broadcast_to(jnp.arange(weights.shape[1]), weights.shape)
+    batch = encoded.batch | {"word_positions": indices}
+    return token_loss(encoded._replace(hidden=encoded.query_states, batch=batch), weights)[0]
+
+
 def max_predictions_of_row(share: float, stage: Stage, sequences: int) -> int:
     """Returns the maximum number of predicted tokens of a packed row.
 
