@@ -18,8 +18,9 @@ METHODS = {
 BITS = {"load_in_8bit": "bitsandbytes, 8 bits", "load_in_4bit": "bitsandbytes, 4 bits"}
 # {last part of a tensor name: the method that stores such a tensor}
 TENSORS = {
-    "qweight": "GPTQ or AWQ", "qzeros": "GPTQ or AWQ", "SCB": "bitsandbytes, 8 bits", "absmax": "bitsandbytes, 4 bits",
-    "quant_map": "bitsandbytes, 4 bits", "weight_packed": "compressed-tensors", "weight_scale": "FP8 or compressed-tensors",
+    **dict.fromkeys(("qweight", "qzeros"), "GPTQ or AWQ"),
+    **dict.fromkeys(("absmax", "quant_map"), BITS["load_in_4bit"]),
+    "SCB": BITS["load_in_8bit"], "weight_packed": "compressed-tensors", "weight_scale": "FP8 or compressed-tensors",
     "weight_scale_inv": "FP8", "W_q": "HQQ", "codebooks": "AQLM", "_data": "Quanto",
 }  # fmt: skip
 REMEDY = (
