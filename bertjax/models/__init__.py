@@ -15,6 +15,7 @@ from bertjax.models.family import (
     infer_embeddings_config,
     projection_flops,
 )
+from bertjax.models.transformer_family import TransformerFamily
 
 __all__ = [
     "FAMILIES",
@@ -27,6 +28,7 @@ __all__ = [
     "NamesSpecialTokens",
     "ProjectsEmbeddings",
     "Recurrent",
+    "TransformerFamily",
     "TwoStreamAttention",
     "config_of",
     "family_of",

@@ -153,6 +153,8 @@ class SelfAttention(AttentionModule):
         """Returns the product of the output projection, its bias, and the next cache, see `AttentionModule`."""
         choices, segments = self.choices, shared.segments
         if cache is not None:
+            if choices.window is not None or choices.soft_cap is not None or shared.score_bias is not None:
+                raise NotImplementedError("attention with a cache has no window, no soft cap and no term of the scores")
             context, cache = cached_attention(self.states(x, shared), segments, cache)
         else:
             call = AttentionCall(
