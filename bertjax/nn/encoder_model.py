@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.config.model_config import BertConfig, Compute, ModelConfig
-from bertjax.nn.architecture import Architecture, Attention
+from bertjax.nn.architecture import Architecture
 from bertjax.nn.embeddings import TokenEmbeddings, embeddings_of
 from bertjax.nn.encoder import Encoder, Layer
 from bertjax.nn.heads import PooledStates, Pooler, TransformStates, states_of_tokens
@@ -358,10 +358,8 @@ class TransformerModel(EncoderModel):
         Raises:
           NotImplementedError: if the attention has a choice that `cached_attention` does not have.
         """
-        attentions = [layer.attention for layer in self.architecture.layers]
-        plain = all(isinstance(x, Attention) and x.soft_cap is None and x.window is None for x in attentions)
-        if self.architecture.score_bias is not None or not plain:
-            raise NotImplementedError("attention with a cache has no soft cap, no window and no term of the scores")
+        if self.architecture.score_bias is not None:
+            raise NotImplementedError("attention with a cache has no term of the scores")
         row_positions = jnp.broadcast_to(positions, input_ids.shape)
         x = self.embeddings(input_ids, jnp.zeros_like(input_ids), row_positions)
         return self.encoder(x, positions, positions=row_positions, cache=cache)

@@ -49,6 +49,12 @@ MODELS = {
     "words": (lambda: made("BertForMaskedLM"), "logits", "BertForMaskedLM"),
     "windows": (modern, "last_hidden_state", "ModernBertModel"),
     "shared keys": (lambda: states_of("eurobert", num_key_value_heads=1, **SHORT), "last_hidden_state", None),
+    "no pooler": (
+        lambda: states_of("ultrabert", num_key_value_heads=1, sliding_window=8, layer_types="sliding,full", **SHORT),
+        "last_hidden_state",
+        "UltrabertModel",
+    ),
+    "code": (lambda: states_of("neobert", **SHORT), "last_hidden_state", "NeoBERT"),
     "distances": (
         lambda: states_of("deberta_v2", position_buckets=8, **SHORT),
         "last_hidden_state",

@@ -18,6 +18,7 @@ from bertjax.nn import attention as attention_module
 from bertjax.nn.attention_implementations import implementation_of
 from bertjax.nn.encoder_model import TransformerModel
 from bertjax.nn.kernels import pallas, triton
+from bertjax.nn.ops.plain_attention import KeyValueCache
 from bertjax.nn.positions import alibi_slopes
 from tests.markers import slow_case
 from tests.nn.reference import packed, random_params
@@ -221,11 +222,12 @@ def test_states_gradients_and_attention_equal_the_definition(case):
 
 
 def test_a_cache_is_refused_for_features_that_it_lacks():
-    ids, cache = np.zeros((1, 3), np.int32), None
+    ids, places = jnp.zeros((1, 3), jnp.int32), jnp.arange(3)
     for case in (Case(alibi=True), Case(soft_cap=2.0), Case(window=3)):
-        model = model_of(dataclasses.replace(case, causal=True))
+        cache = KeyValueCache(*[jnp.zeros((LAYERS, 1, 5, case.heads, case.size))] * 2)
         with pytest.raises(NotImplementedError, match="attention with a cache has no"):
-            model.init(jax.random.key(0), ids, np.arange(3), cache, method="decode")
+            init = functools.partial(model_of(dataclasses.replace(case, causal=True)).init, method="decode")
+            jax.eval_shape(init, jax.random.key(0), ids, places, cache)
 
 
 def test_slopes_of_alibi_are_the_slopes_of_the_paper():
