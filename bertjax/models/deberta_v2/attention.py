@@ -5,7 +5,8 @@ terms. r_d (c2p) and s_d (p2c) are projections of the embedding of the distance 
 
 Both terms depend on the distance only. The rows of r and s are therefore expanded to all distances of a text, the
 products have the shape `[batch, heads, length, 2 length - 1]`, and `relative_attention.shift` moves the score of each
-key to its place. `shift` consists of a padding, a reshape and a slice, which TPUs compute at the speed of their memory.
+key to its place. On TPUs a kernel does this in one pass over memory. Without the kernel, the padding, the reshape and
+the slice of `shift` take most of the time of a step on a TPU.
 The code of the paper multiplies by the embeddings of buckets instead, and gathers the scores of distances. A TPU reads
 the elements of such a gather one by one. The products are not larger for texts that are shorter than the number of
 buckets, and twice as large for the longest texts of the published models. A program for texts of any length (ONNX)
