@@ -24,6 +24,7 @@ from bertjax.distributed.topology import Generation, accelerator
 from bertjax.nn.kernels.flash_attention import Flash, bound_rows, flash_backward, flash_forward, length_in_blocks
 from bertjax.nn.kernels.fused_attention import FusedAttention, attention_backward, attention_forward
 from bertjax.nn.kernels.fused_norm import fused_add_norm
+from bertjax.nn.kernels.shift import shift_on_chip
 from bertjax.planner.hlo import Kernel, kernel_of
 
 # {generation: (analysed accelerator, number of cores in a device)}. libtpu analyses v5e and v6e. The cycles of another
@@ -114,6 +115,10 @@ class _Analysis(NamedTuple):
         normalized, pull_back = jax.vjp(norm, x, update, bias)
         return normalized, pull_back(gradient)
 
+    def move_scores(self, by_distance: jax.Array, gradient: jax.Array) -> Any:
+        moved, pull_back = jax.vjp(lambda scores: shift_on_chip(scores, self.device.device_kind), by_distance)
+        return moved, pull_back(gradient)
+
     def flash(self, window: int | None, length: int) -> Flash:
         return Flash(length, self.size, window, self.device.device_kind)
 
@@ -130,6 +135,10 @@ class _Analysis(NamedTuple):
         plane, words = array("bfloat16", rows, self.length, self.hidden), array("uint32", rows, 1, 2)
         if any("add_norm" in kernel for kernel in kernels):
             yield self.normalize, (plane, plane, array("float32", self.hidden), words, plane)
+        if any(kernel.startswith("shift_") for kernel in kernels):
+            heads = self.hidden // self.size
+            by_distance = array("bfloat16", rows, heads, self.length, 2 * self.length)
+            yield self.move_scores, (by_distance, array("bfloat16", rows, heads, self.length, self.length))
         if "attention_forward" in kernels:
             planes = array("bfloat16", rows, 3, self.length, self.hidden)
             yield self.attend, (planes, array("int32", rows, self.length), words, plane)

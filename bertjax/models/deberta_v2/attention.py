@@ -5,7 +5,8 @@ terms. r_d (c2p) and s_d (p2c) are projections of the embedding of the distance 
 
 Both terms depend on the distance only. The rows of r and s are therefore expanded to all distances of a text, the
 products have the shape `[batch, heads, length, 2 length - 1]`, and `relative_attention.shift` moves the score of each
-key to its place. `shift` consists of a padding, a reshape and a slice, which TPUs compute at the speed of their memory.
+key to its place. On TPUs a kernel does this in one pass over memory. Without the kernel, the padding, the reshape and
+the slice of `shift` take most of the time of a step on a TPU.
 The code of the paper multiplies by the embeddings of buckets instead, and gathers the scores of distances. A TPU reads
 the elements of such a gather one by one. The products are not larger for texts that are shorter than the number of
 buckets, and twice as large for the longest texts of the published models. A program for texts of any length (ONNX)
@@ -26,6 +27,8 @@ from bertjax.config.model_config import Compute, ModelConfig
 from bertjax.models.deberta_v2.config import DebertaV2Config
 from bertjax.nn.attention import AttentionChoices, AttentionModule
 from bertjax.nn.dense import Dense
+from bertjax.nn.kernels.pallas import has_kernels
+from bertjax.nn.kernels.shift import can_shift, shift_on_chip
 from bertjax.nn.ops.dropout import dropout
 from bertjax.nn.ops.plain_attention import KeyValueCache
 from bertjax.nn.relative_attention import distances, shift
@@ -89,10 +92,15 @@ def buckets_of(apart: np.ndarray, buckets: int, largest: int) -> np.ndarray:
     return np.where(np.abs(apart) <= middle, apart, np.sign(apart) * logarithmic).astype(np.int64)
 
 
-def scores_of(config: DebertaV2Config, projected: Projected) -> Array:
-    """Returns the float32 scores `[batch, heads, queries, keys]`."""
+def scores_of(config: DebertaV2Config, projected: Projected, compute: Compute) -> Array:
+    """Returns the float32 scores `[batch, heads, queries, keys]`.
+
+    A kernel for TPUs moves the scores of distances to their places. These scores then have `compute.dtype`.
+    """
     product: dict[str, Any] = dict(preferred_element_type=jnp.float32)
     rows, length = projected.rows, projected.keys.shape[1]
+    if rows is None and has_kernels(compute.chip) and can_shift(length):
+        return _scores_with_kernel(config, projected, compute)
 
     def of_pairs(by_distance: Array, rows: Array | None) -> Array:
         """Returns the scores of pairs: `[batch, heads, x, distances]` -> `[batch, heads, x, y]`."""
@@ -112,10 +120,24 @@ def scores_of(config: DebertaV2Config, projected: Projected) -> Array:
     return scores / math.sqrt(config.head_size * (1 + len(config.position_terms)))
 
 
+def _scores_with_kernel(config: DebertaV2Config, projected: Projected, compute: Compute) -> Array:
+    def of_pairs(states: Array, distances: Array) -> Array:
+        padded = jnp.pad(distances, ((0, 1), (0, 0), (0, 0)))  # an even number of distances
+        by_distance = jnp.einsum("bqhd,rhd->bhqr", states, padded, preferred_element_type=jnp.float32)
+        return shift_on_chip(by_distance.astype(compute.dtype), compute.chip).astype(jnp.float32)
+
+    scores = jnp.einsum("bqhd,bkhd->bhqk", projected.queries, projected.keys, preferred_element_type=jnp.float32)
+    if projected.distance_keys is not None:
+        scores += of_pairs(projected.queries, projected.distance_keys)
+    if projected.distance_queries is not None:
+        scores += jnp.swapaxes(of_pairs(projected.keys, projected.distance_queries[::-1]), -1, -2)
+    return scores / math.sqrt(config.head_size * (1 + len(config.position_terms)))
+
+
 def _attend(
     projected: Projected, mask: Array, config: DebertaV2Config, compute: Compute, dropout_keys: Array | None
 ) -> Array:
-    scores = jnp.where(mask, scores_of(config, projected), jnp.finfo(jnp.float32).min)
+    scores = jnp.where(mask, scores_of(config, projected, compute), jnp.finfo(jnp.float32).min)
     probs = nn.softmax(scores).astype(compute.dtype)
     probs = dropout(probs, config.attention_probs_dropout_prob, dropout_keys)
     return jnp.einsum("bhqk,bkhd->bqhd", probs, projected.values).astype(compute.dtype)
@@ -216,5 +238,5 @@ class DisentangledAttention(AttentionModule):
 
     def probabilities(self, x: Array, shared: DisentangledInputs) -> Array:
         """Returns attention probabilities in float32, `[batch, heads, queries, keys]`."""
-        scores = scores_of(self.config, self.project(x, shared.apart))
+        scores = scores_of(self.config, self.project(x, shared.apart), self.compute)
         return nn.softmax(jnp.where(shared.mask, scores, jnp.finfo(jnp.float32).min))
