@@ -19,7 +19,7 @@ FIELDS = json_config.ConfigFields(
     "",
     REQUIRED,
     ("family",),
-    also=("head_dim", "rope_parameters"),
+    also=("head_dim", *rope.READ),
     activations=json_config.ACTIVATIONS | {"silu": "silu"},
 )
 
