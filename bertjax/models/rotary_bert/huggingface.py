@@ -83,9 +83,16 @@ class RotaryBertFormat(tensors.TableFormat):
         bias, copy = self.part_tensors["masked_lm"][0], self.decoder.replace(".weight", ".bias")
         if copy in state_dict and not np.array_equal(state_dict.setdefault(bias, state_dict[copy]), state_dict[copy]):
             raise UserError(f"{source}: {copy} differs from {bias}; expected equal tensors, because they are tied")
-        if copy != bias:
-            state_dict.pop(copy, None)
-        return super().read_params(state_dict.items(), fields, config, source)
+        params, ignored, problem = super().read_params(state_dict.items(), fields, config, source)
+        return params, [name for name in ignored if name != copy], problem
+
+    def untied_reason(
+        self, state_dict: Mapping[str, np.ndarray], fields: Mapping[str, Any], config: Any, source: str
+    ) -> str:
+        """Returns the reason why the masked-LM head is not supported, see `TableFormat.untied_reason`."""
+        bias, copy = self.part_tensors["masked_lm"][0], self.decoder.replace(".weight", ".bias")
+        words, second_bias = state_dict[self.words], copy if copy != bias else ""
+        return tensors.untied_reason(state_dict, self.decoder, words, fields, source, second_bias)
 
     def table(self, config: RotaryBertConfig, parts: Collection[str], labels: int) -> TensorTable:
         """Returns the tensors of a model, see `TableFormat.table`."""
