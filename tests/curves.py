@@ -76,6 +76,7 @@ def configs() -> dict:
             "deberta_v2", dict(position_buckets=8, conv_kernel_size=3), **{"packing": True, **dynamic}
         ),
         "mpnet": _config("mpnet", {}, **{"packing": True, **dynamic}),
+        "megatron-bert": _config("megatron_bert", {}, **{"data.next_sentence": "pairs"}),
         "lstms": _config("lstms", {}, **dynamic),
         "transformer-auxiliary": _with_objective(
             _config("bert", dict(causal=True, num_hidden_layers=2, vocab_size=261), **byte_pieces),

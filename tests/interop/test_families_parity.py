@@ -27,6 +27,7 @@ from bertjax.models.heads import (
     count_parameters,
     word_logits,
 )
+from bertjax.models.megatron_bert.config import MegatronBertConfig
 from bertjax.models.modernbert.config import ModernBertConfig
 from bertjax.models.mpnet.config import MPNetConfig
 from bertjax.models.roberta.config import RobertaConfig
@@ -90,6 +91,7 @@ MODELS = {
         "MPNet", SIZES | dict(max_position_embeddings=302, layer_norm_eps=1e-5),
         MPNetConfig(**WITH_OFFSET | dict(max_position_embeddings=300)),
     ),
+    "megatron-bert": ("MegatronBert", POSITIONED, MegatronBertConfig(**POSITIONED)),
     "xlnet": (
         "XLNet", dict(vocab_size=150, d_model=32, n_layer=2, n_head=4, d_inner=48, mem_len=None), XlnetConfig(**SIZES),
     ),
@@ -238,6 +240,7 @@ def classes():
         "modernbert": ("Model", "ForMaskedLM", *four),
         "eurobert": ("Model", "ForMaskedLM", *four[:2]),
         "deberta-v2": ("Model", "ForMaskedLM", *four),
+        "megatron-bert": ("Model", "ForMaskedLM", "ForNextSentencePrediction", "ForPreTraining", *four),
         "xlnet": ("Model", *BERTS, four[0], four[1], four[3]),
     }.items():
         yield from ((name, head, {}) for head in heads)

@@ -53,7 +53,7 @@ FAMILIES = {
     "modernbert": dict(num_hidden_layers=2, global_attn_every_n_layers=2, local_attention=16),
     "eurobert": dict(num_key_value_heads=2, head_dim=8), "transformer_xl": dict(memory_length=8),
     "deberta_v2": dict(position_buckets=8, conv_kernel_size=3), "mpnet": dict(position_offset=2),
-    "mixer": dict(mixing_act="relu"),
+    "megatron_bert": {}, "mixer": dict(mixing_act="relu"),
 }  # fmt: skip
 WRITTEN = [name for name in FAMILIES if name not in ("lstms", "transformer_xl", "mixer")]  # by transformers as well
 LABELS = {"sea": "1", "court": "0"}
