@@ -47,7 +47,7 @@ BY_MODEL_TYPE = {
     "bert": "BertTokenizer", "distilbert": "BertTokenizer", "electra": "BertTokenizer",
     "roberta": "RobertaTokenizer", "gpt2": "GPT2Tokenizer", "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer", "xlnet": "XLNetTokenizer", "deberta-v2": "DebertaV2Tokenizer",
-    "mpnet": MPNET, "albert": "AlbertTokenizer",
+    "mpnet": MPNET, "albert": "AlbertTokenizer", "megatron-bert": "BertTokenizer",
 }  # fmt: skip
 # {field of both files: the only supported value, in addition to null}.
 SUPPORTED_VALUES: dict[str, Any] = {
@@ -324,7 +324,7 @@ def _note_token_types(folder: epath.Path, settings: dict[str, Any]) -> None:
         reason = "model_input_names has no token_type_ids"
     elif names is None and name not in WITH_TYPES and (model_type == "xlnet" or architecture.endswith(WITH_PAIRS)):
         reason = f"{name or GENERAL[1]} of transformers 5 gives no token_type_ids"  # [CLS] of XLNet has type 2
-    if reason and model_type in ("bert", "electra", "albert", "xlnet"):
+    if reason and model_type in ("bert", "electra", "albert", "megatron-bert", "xlnet"):
         note(
             folder / SETTINGS,
             f"{reason}: transformers uses token type 0 for all tokens, bertjax uses type 1 for second texts",

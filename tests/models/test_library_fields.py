@@ -19,6 +19,14 @@ def test_the_table_matches_the_installed_transformers():
     assert make_library_fields.transformers_fields() == stored, "run: python tests/golden/make_library_fields.py"
 
 
+@pytest.mark.extra_packages
+@pytest.mark.parametrize("kind", sorted(families.by_model_type()))
+def test_the_class_of_a_tokenizer_equals_transformers(kind):
+    auto = pytest.importorskip("transformers.models.auto.tokenization_auto")
+    name = auto.TOKENIZER_MAPPING_NAMES.get(kind)
+    assert hf_tokenizer.BY_MODEL_TYPE.get(kind) == (None if name in hf_tokenizer.GENERAL else name)
+
+
 @pytest.mark.parametrize("kind", sorted(families.by_model_type()))
 def test_every_field_of_transformers_is_in_a_group(kind, tmp_path, monkeypatch):
     """A new field must be read, or be listed as harmless or refused."""
