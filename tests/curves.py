@@ -96,6 +96,7 @@ def configs() -> dict:
         "mpnet-permuted": _with_objective(
             _config("mpnet", {}, **{"packing": True, "data.do_whole_word_mask": True, **dynamic}), "mplm"
         ),
+        "megatron-bert": _config("megatron_bert", {}, **{"data.next_sentence": "pairs"}),
         "lstms": _config("lstms", {}, **dynamic),
         "transformer-auxiliary": _with_objective(
             _config("bert", dict(causal=True, num_hidden_layers=2, vocab_size=261), **byte_pieces),

@@ -84,7 +84,7 @@ BY_MODEL_TYPE = {
     "roberta": "RobertaTokenizer", "gpt2": "GPT2Tokenizer", "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer", "xlnet": "XLNetTokenizer", "deberta-v2": "DebertaV2Tokenizer",
     "mpnet": MPNET, "albert": "AlbertTokenizer", "nomic_bert": "BertTokenizer", "gte": "XLMRobertaTokenizer",
-    "jina_embeddings_v3": "XLMRobertaTokenizer",
+    "jina_embeddings_v3": "XLMRobertaTokenizer", "megatron-bert": "BertTokenizer",
 }  # fmt: skip
 # {field of both files: the only supported value, in addition to null}.
 SUPPORTED_VALUES: dict[str, Any] = {
@@ -398,7 +398,7 @@ def _note_token_types(folder: epath.Path, settings: dict[str, Any]) -> None:
         reason = "model_input_names has no token_type_ids"
     elif names is None and name not in WITH_TYPES and (model_type == "xlnet" or architecture.endswith(WITH_PAIRS)):
         reason = f"{name or GENERAL[1]} of transformers 5 gives no token_type_ids"  # [CLS] of XLNet has type 2
-    if reason and model_type in ("bert", "electra", "albert", "xlnet", "nomic_bert"):
+    if reason and model_type in ("bert", "electra", "albert", "megatron-bert", "xlnet", "nomic_bert"):
         note(
             folder / SETTINGS,
             f"{reason}: transformers uses token type 0 for all tokens, bertjax uses type 1 for second texts",

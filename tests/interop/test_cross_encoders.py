@@ -50,6 +50,7 @@ FAMILIES = {  # model type: fields of the config
     "electra": SIZES | dict(embedding_size=16),
     "mpnet": SIZES,
     "albert": SIZES | dict(embedding_size=16),
+    "megatron-bert": SIZES,
     "xlm-roberta-xl": SIZES | dict(type_vocab_size=1),
     "modernbert": SIZES | dict(local_attention=8, global_attn_every_n_layers=2),
     "distilbert": dict(dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=66, initializer_range=0.3),

@@ -31,6 +31,7 @@ from bertjax.models.heads import (
     word_logits,
 )
 from bertjax.models.jina_embeddings_v3.config import JinaEmbeddingsV3Config
+from bertjax.models.megatron_bert.config import MegatronBertConfig
 from bertjax.models.modernbert.config import ModernBertConfig
 from bertjax.models.mpnet.config import MPNetConfig
 from bertjax.models.nomic_bert.config import NomicBertConfig
@@ -105,11 +106,11 @@ MODELS = {
     "nomic-bert": ("NomicBert", POSITIONED, NomicBertConfig(**POSITIONED)),
     "gte": ("Gte", POSITIONED, GteConfig(**POSITIONED)),
     "jina-embeddings-v3": ("JinaEmbeddingsV3", POSITIONED, JinaEmbeddingsV3Config(**POSITIONED)),
+    "megatron-bert": ("MegatronBert", POSITIONED, MegatronBertConfig(**POSITIONED)),
     "xlnet": (
         "XLNet", dict(vocab_size=150, d_model=32, n_layer=2, n_head=4, d_inner=48, mem_len=None), XlnetConfig(**SIZES),
     ),
 }  # fmt: skip
-WITH_TYPES = ("bert", "electra", "albert", "xlnet", "nomic-bert")  # models with two token types
 PADDED_BY_1 = ("camembert", "mpnet", "gte", "jina-embeddings-v3")  # and all RoBERTas
 # {`rope_scaling` in bertjax: `rope_parameters` in transformers}
 SCALINGS = {
@@ -156,7 +157,9 @@ def batch_of(name: str, length: int):
     inside = (places < sizes).astype(np.int32)
     padding = 1 if "robert" in name or name in PADDED_BY_1 else 0
     ids = np.where(inside, rng.integers(5, 150, inside.shape), padding).astype(np.int32)
-    types = np.where(places >= sizes // 2, inside, 0) if name in WITH_TYPES else 0 * ids
+    config = MODELS[name][2]
+    has_types = "token_type_ids" in families.family_of(config).huggingface.inputs and config.type_vocab_size > 1
+    types = np.where(places >= sizes // 2, inside, 0) if has_types else 0 * ids
     arguments = dict(input_ids=torch.tensor(ids, dtype=torch.long), attention_mask=torch.tensor(inside))
     if types.any():
         arguments["token_type_ids"] = torch.tensor(types, dtype=torch.long)
@@ -169,23 +172,16 @@ def batch_of(name: str, length: int):
         ("bert", 1, {}),
         ("bert", 40, dict(hidden_act="gelu_new")),
         ("bert", 64, dict(hidden_act="relu")),
-        *(
-            (name, 64, {})
-            for name in ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "distilbert", "electra", "mpnet")
-        ),
+        *((name, 64, {}) for name in MODELS if name not in ("bert", "modernbert", "eurobert", "xlnet")),
         ("mpnet", 300, {}),  # longer than the largest distance of the buckets, and attention in tiles
         ("electra", 9, dict(embedding_size=32)),
-        ("albert", 64, {}),
         ("albert", 9, dict(embedding_size=32, num_hidden_groups=1)),
         ("modernbert", 41, {}),
         ("eurobert", 9, {}),
         ("eurobert", 33, dict(num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)),
-        ("nomic-bert", 64, {}),
         ("nomic-bert", 9, dict(hidden_act="gelu")),
-        ("gte", 64, {}),
         ("gte", 9, dict(type_vocab_size=0)),
         ("gte", 9, dict(type_vocab_size=2)),
-        ("jina-embeddings-v3", 64, {}),
         *(("gte", 64, dict(rope_theta=20_000.0, rope_scaling=scaling)) for scaling in SCALINGS),
         ("jina-embeddings-v3", 1, dict(hidden_act="relu")),
         *(("eurobert", 33, dict(rope_theta=20_000.0, rope_scaling=scaling)) for scaling in list(SCALINGS)[1:]),
@@ -193,7 +189,6 @@ def batch_of(name: str, length: int):
         ("ultrabert", 41, {}),
         ("ultrabert", 9, dict(tie_word_embeddings=True, num_key_value_heads=4, head_dim=16)),
         ("deberta-v2", 1, {}),
-        ("deberta-v2", 64, {}),
         ("deberta-v2", 9, dict(relative_attention=False, norm_rel_ebd="none", conv_kernel_size=5, conv_act="gelu")),
         ("deberta-v2", 41, OLD_DEBERTA),
     ],
@@ -332,6 +327,7 @@ def classes():
         "nomic-bert": ("Model", "ForMaskedLM", *four[:2]),
         "gte": ("Model", "ForMaskedLM", *four[:2]),
         "jina-embeddings-v3": ("Model", "ForMaskedLM", *four[:3]),
+        "megatron-bert": ("Model", "ForMaskedLM", "ForNextSentencePrediction", "ForPreTraining", *four),
         "xlnet": ("Model", *BERTS, four[0], four[1], four[3]),
     }.items():
         yield from ((name, head, {}) for head in heads)
@@ -402,10 +398,12 @@ def test_tensor_names_of_published_code_and_of_transformers_give_equal_params(na
     jax.tree.map(np.testing.assert_array_equal, *(source.params for source in sources))
 
 
-def test_a_causal_bert_equals_the_decoder_of_transformers(tmp_path):
-    save_theirs(tmp_path, "bert", "ForMaskedLM")
-    their_model = transformers.BertLMHeadModel.from_pretrained(tmp_path, is_decoder=True, attn_implementation="eager")
-    source, ((ids, inside, types), arguments) = pretrained.read_pretrained(tmp_path), batch_of("bert", 32)
+@pytest.mark.parametrize("name, decoder", [("bert", "BertLMHeadModel"), ("megatron-bert", "MegatronBertForCausalLM")])
+def test_a_causal_bert_equals_the_decoder_of_transformers(name, decoder, tmp_path):
+    save_theirs(tmp_path, name, "ForMaskedLM")
+    their_class = getattr(transformers, decoder)
+    their_model = their_class.from_pretrained(tmp_path, is_decoder=True, attn_implementation="eager")
+    source, ((ids, inside, types), arguments) = pretrained.read_pretrained(tmp_path), batch_of(name, 32)
     model = BertForMaskedLM(dataclasses.replace(source.config, causal=True))
     places = np.tile(np.arange(32), (2, 1))
     logits = jax.jit(model.apply)({"params": source.params}, ids, inside, types, places)[..., :150]

@@ -59,6 +59,8 @@ SEQ, TOKENS = dict(task_type="SEQ_CLS"), dict(task_type="TOKEN_CLS")
     ("MPNet", POSITIONS, "ForMaskedLM", "ForSequenceClassification", 47, SEQ | dict(target_modules=["q", "v", "o"])),
     ("Albert", POSITIONS | {"embedding_size": 8}, "Model", "ForSequenceClassification", 40,
      SEQ | dict(target_modules=["query", "ffn"])),
+    ("MegatronBert", POSITIONS, "ForPreTraining", "ForSequenceClassification", 40,
+     SEQ | dict(target_modules=["query", "dense"])),
     ("XLMRobertaXL", POSITIONS, "ForMaskedLM", "ForTokenClassification", 47,
      TOKENS | dict(target_modules=["query", "dense"])),
     ("ModernBert", MODERNBERT, "ForMaskedLM", "ForSequenceClassification", 47,

@@ -58,7 +58,7 @@ FAMILIES = {
         sliding_window=8,
     ),
     "deberta_v2": dict(position_buckets=8, conv_kernel_size=3), "mpnet": dict(position_offset=2),
-    "nomic_bert": {}, "gte": {}, "jina_embeddings_v3": {}, "mixer": dict(mixing_act="relu"),
+    "nomic_bert": {}, "gte": {}, "jina_embeddings_v3": {}, "megatron_bert": {}, "mixer": dict(mixing_act="relu"),
 }  # fmt: skip
 WRITTEN = [name for name in FAMILIES if name not in ("lstms", "transformer_xl", "mixer")]  # by transformers as well
 LABELS = {"sea": "1", "court": "0"}
@@ -117,6 +117,7 @@ ENWIK8 = dict(
     ("albert", {}, 11_221_680),
     ("albert", dict(hidden_size=4096, num_attention_heads=64, intermediate_size=16384), 206_368_944),
     ("xlm_roberta_xl", dict(position_offset=2), 3_482_741_760),
+    ("megatron_bert", {}, 333_671_808),  # MegatronBertForMaskedLM of transformers
     ("eurobert", dict(tie_word_embeddings=True), 211_766_016),
     ("eurobert", {}, 211_766_016 + 128_256 * 768),  # with a separate LM head
     ("eurobert", dict(hidden_size=1152, num_hidden_layers=26, num_attention_heads=18, num_key_value_heads=6,
@@ -596,6 +597,8 @@ ROPE = "rope_parameters"
     ("roberta", {"is_decoder": True}, "is_decoder True is not supported; supported: False"),
     ("roberta", {"pad_token_id": 300}, "max_position_embeddings is 65; expected more than .* = 301"),
     ("roberta", {"pad_token_id": None}, "pad_token_id is None; expected an integer of at least 0"),
+    ("megatron_bert", {"is_decoder": True}, "is_decoder True is not supported; supported: False"),
+    ("megatron_bert", {"model_type": ..., "architectures": ["MegatronBertModel"]}, "set it to 'megatron-bert', the"),
     ("xlm_roberta_xl", {"is_decoder": True}, "is_decoder True is not supported; supported: False"),
     ("xlm_roberta_xl", {"pad_token_id": 300}, "max_position_embeddings is 65; expected more than .* = 301"),
     ("roberta", {"hidden_act": "silu"}, "hidden_act 'silu' is not supported"),
@@ -695,7 +698,7 @@ def test_all_config_versions_are_read(family, changed, expected, folder_of, tmp_
 @pytest.mark.parametrize("family, fields, message", [
     ("bert", dict(causal=True), r"model.causal = True"), ("bert", dict(positions="none"), r"model.positions = 'none'"),
     ("bert", dict(norm="pre"), r"model.norm = 'pre'"), ("distilbert", dict(norm="pre"), r"model.norm = 'pre'"),
-    ("electra", dict(norm="pre"), r"model.norm = 'pre'"),
+    ("electra", dict(norm="pre"), r"model.norm = 'pre'"), ("megatron_bert", dict(causal=True), r"model.causal = True"),
     ("modernbert", dict(glu=False), r"model.glu = False"),
     ("neobert", dict(intermediate_size=12), r"model.intermediate_size = 12"),
     ("mpnet", dict(position_offset=1), r"model.position_offset = 1"),

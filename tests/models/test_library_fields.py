@@ -41,6 +41,14 @@ def test_the_table_matches_the_installed_transformers():
 OF_CODE = {"neobert"}  # types of models whose published folder contains Python code
 
 
+@pytest.mark.extra_packages
+@pytest.mark.parametrize("kind", sorted(families.by_model_type().keys() - OF_CODE))
+def test_the_class_of_a_tokenizer_equals_transformers(kind):
+    auto = pytest.importorskip("transformers.models.auto.tokenization_auto")
+    name = auto.TOKENIZER_MAPPING_NAMES.get(kind)
+    assert hf_tokenizer.BY_MODEL_TYPE.get(kind) == (None if name in hf_tokenizer.GENERAL else name)
+
+
 @pytest.mark.parametrize("kind", sorted(families.by_model_type().keys() - OF_CODE))
 def test_every_field_of_transformers_is_in_a_group(kind, tmp_path, monkeypatch):
     """A new field must be read, or be listed as harmless or refused."""
