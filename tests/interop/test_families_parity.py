@@ -118,7 +118,9 @@ SCALINGS = {
     "llama3 factor=8.0 low_freq_factor=1.0 high_freq_factor=4.0 original_length=32": dict(
         rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
     ),
-    "yarn factor=4.0 original_length=16": dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16),
+    "yarn factor=4.0 original_length=16 beta_fast=32.0 beta_slow=1.0": dict(
+        rope_type="yarn", factor=4.0, original_max_position_embeddings=16
+    ),
 }
 # The bertjax model of a BERT class with a fine-tuned head.
 HEADS = {
