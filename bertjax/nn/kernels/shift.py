@@ -17,13 +17,14 @@ from jax.experimental.pallas import tpu as pltpu
 from bertjax.nn.kernels.pallas import LANES, Ref, kernel_call, on_mesh
 
 ROWS = 128  # the number of queries at a time
-LONGEST = 1024  # Longer rows do not fit in the memory on chip.
+# Powers of two, as the rotation of the backward pass needs. Longer rows do not fit in the memory on chip.
+LENGTHS = (128, 256, 512, 1024)
 _AXES = ("batch", "heads", None, None)
 
 
 def can_shift(length: Any) -> bool:
     """Returns whether the kernels support a number of tokens."""
-    return isinstance(length, int) and length % max(LANES, ROWS) == 0 and length <= LONGEST
+    return isinstance(length, int) and length in LENGTHS
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -53,10 +54,11 @@ shift_on_chip.defvjp(_forward, _backward)
 
 
 def _forward_kernel(scores_ref: Ref, by_key_ref: Ref) -> None:
-    length, scores = by_key_ref.shape[-1], scores_ref[0, 0].astype(jnp.float32)
-    # The score of the first key of query i is at index length - 1 - i.
-    start = length + 1 + ROWS * pl.program_id(2)
-    moved = pltpu.roll(scores, start, 1, stride=1, stride_axis=0)
+    length = by_key_ref.shape[-1]
+    window = _window(length)
+    scores = scores_ref[0, 0, :, window].astype(jnp.float32)
+    # The score of the first key of query i of the block is at index ROWS - 1 - i of the window.
+    moved = pltpu.roll(scores, window.size - (ROWS - 1), 1, stride=1, stride_axis=0)
     by_key_ref[0, 0] = moved[:, :length].astype(by_key_ref.dtype)
 
 
@@ -65,8 +67,15 @@ def _backward_kernel(grad_ref: Ref, by_distance_ref: Ref) -> None:
     length = grad.shape[-1]
     padded = jnp.concatenate([grad, jnp.zeros((ROWS, width - length), jnp.float32)], axis=1)
     start = length - 1 - ROWS * pl.program_id(2)
-    moved = pltpu.roll(padded, start, 1, stride=width - 1, stride_axis=0)  # one lane less than the previous row
+    # One lane less than the previous row. The compiler needs a power of two as the width.
+    moved = pltpu.roll(padded, start, 1, stride=width - 1, stride_axis=0)
     by_distance_ref[0, 0] = moved.astype(by_distance_ref.dtype)
+
+
+def _window(length: int) -> Any:
+    """Returns the scores by distance that a block of queries reads, a slice of `length + ROWS` elements."""
+    first = length - ROWS * (pl.program_id(2) + 1)
+    return pl.ds(pl.multiple_of(first, LANES), length + ROWS)
 
 
 def _call(kernel: Any, x: Array, width: int, chip: str, name: str) -> Array:
