@@ -69,7 +69,8 @@ def row_of_formats(kind: str) -> str:
     kinds = (
         [tokenizer for tokenizer, classes in hf_tokenizer.CLASSES.items() if stated in classes] if stated else ["any"]
     )
-    decoder = "tied, untied" if "tie_word_embeddings" in fields else "tied"
+    always = "tied" if family.word_head(family.config_class()).tied else "untied"
+    decoder = "tied, untied" if "tie_word_embeddings" in fields else always
     scalings = ", ".join(rope.TYPES) if any("rope_scaling" in field for field in fields) else "-"
     return f"| `{kind}` | {', '.join(heads) or 'read only'} | {', '.join(kinds)} | {decoder} | {scalings} |"
 

@@ -1,7 +1,7 @@
 """The fields of rotary positions: the scaling in a model config, and the forms of transformers 4 and 5 in config.json.
 
-A model config stores a scaling as a text, the name and the numbers of `nn.positions`: "linear factor=4.0". The field is
-`rope_scaling`; "" is no scaling.
+A model config stores a scaling as a text: the name of the scaling, and the fields of its class in `nn.positions`, such
+as "linear factor=4.0". "" is no scaling. The field is `rope_scaling`, or `NAME_rope_scaling` for each kind of layer.
 """
 
 import dataclasses
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 # {field of a rope object in config.json: field of the scaling}. All other fields of the scaling have equal names.
 ORIGINAL = "original_max_position_embeddings"
 NAMES = {ORIGINAL: "original_length"}
-# {type of scaling: the fields of the rope object}, in the order of the text. The first field is required.
+# {type of scaling: the fields of the rope object}, in the order of the text. All fields except the original
+# length, beta_fast and beta_slow are required.
 TYPES = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),

@@ -1,6 +1,15 @@
 """The implementations of self-attention: kernels for TPUs and GPUs, and plain operations for all chips.
 
-`implementation_of` returns the first implementation that supports a call.
+`implementation_of` returns the first implementation that supports a call:
+
+| implementation | chip | dropout | rotation | window | causal | score bias | soft cap | mask |
+|---|---|---|---|---|---|---|---|---|
+| `MaskedOperations` | all | yes | yes | no | no | yes | yes | yes |
+| `GpuKernel` | GPU | yes | yes | yes | yes | no | no | no |
+| `ShortTpuKernel` | TPU | yes | no | no | yes | no | no | no |
+| `FlashTpuKernel` | TPU | no | required | yes | no | no | no | no |
+| `BlocksOfWindows` | all | no | yes | required | no | no | no | no |
+| `PlainOperations` | all | yes | yes | yes | yes | yes | yes | no |
 """
 
 import abc
@@ -29,8 +38,8 @@ class AttentionCall(NamedTuple):
 
     Attributes:
       compute: the dtypes and the chip.
-      preference: auto: the first implementation that supports the call; xla: no kernel; fused: a kernel for TPUs on any
-        chip.
+      preference: auto: the first implementation that supports the call; xla: no kernel; fused: like auto, and
+        `ShortTpuKernel` also on CPUs.
       x: the input of the projections `[batch, length, hidden]`.
       segments: `[batch, length]`. Tokens attend within their segment, whose tokens are consecutive.
       heads: the number of heads.
@@ -162,7 +171,7 @@ class FlashTpuKernel(AttentionImplementation):
 
 
 class BlocksOfWindows(AttentionImplementation):
-    """Plain operations on blocks of half a window, whose cost grows with length times window."""
+    """Plain operations on blocks of `window` queries. The cost grows with length times window."""
 
     def supports(self, call: AttentionCall) -> bool:
         """Returns whether the text is long, and the call needs a window only."""
