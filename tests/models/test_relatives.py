@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config.model_config import BertConfig
+from bertjax.config.model_config import BertConfig, Compute
+from bertjax.models import families
 from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.families import encoder_of
 from bertjax.models.heads import (
@@ -17,6 +18,7 @@ from bertjax.models.heads import (
     BertForTokenClassification,
 )
 from bertjax.models.roberta.config import RobertaConfig
+from bertjax.nn.encoder import Encoder
 from bertjax.nn.heads import Classifier
 from bertjax.nn.ops.dropout import row_keys
 from tests.models.test_modernbert import random_params
@@ -74,7 +76,7 @@ def test_distilbert_has_no_dropout_on_attention_outputs():
     keys = jax.random.split(jax.random.key(2), 2)
     for config, is_random in ((DistilBertConfig(**TINY), False), (BertConfig(**TINY), True)):
         config = dataclasses.replace(config, hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.0)
-        encoder = encoder_of(config).make_layers()
+        encoder = Encoder(config, Compute(), families.family_of(config).architecture(config).layers)
         params = random_params(BertForMaskedLM(config), config)["bert"]["encoder"]
         params["layers"]["output"] = jax.tree.map(jnp.zeros_like, params["layers"]["output"])
 

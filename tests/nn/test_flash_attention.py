@@ -9,6 +9,7 @@ from bertjax.distributed.topology import accelerator
 from bertjax.nn.kernels import pallas
 from bertjax.nn.kernels.flash_attention import can_flash, flash_attention
 from bertjax.nn.ops.rotary import Rotation, rotate, rotation
+from bertjax.nn.positions import Rotary
 from tests.nn.reference import arrays, assert_same, attend, largest, packed
 
 
@@ -27,7 +28,8 @@ def test_kernels_and_gradients_equal_the_definition(rows, length, heads, size, w
     shapes = ((rows, length, 64), (64, 3, heads, size), (3, heads, size), (rows, length, heads * size))
     x, kernel, bias, gradient = arrays(dtype, *shapes)
     segments = packed(rows, length, last=1)
-    turn = rotation(jnp.broadcast_to(jnp.arange(length), segments.shape), size, 1_000.0)
+    positions = jnp.broadcast_to(jnp.arange(length), segments.shape)
+    turn = rotation(positions, Rotary(1_000.0).frequencies(size))
 
     def definition(x, kernel, bias=0):
         projected = jnp.tensordot(x, kernel, 1) + bias
