@@ -24,6 +24,7 @@ from bertjax.models.distilbert.config import DistilBertConfig
 from bertjax.models.eurobert.config import EuroBertConfig
 from bertjax.models.heads import BertForMaskedLM
 from bertjax.models.mpnet.config import MPNetConfig
+from bertjax.models.neobert.config import NeoBertConfig
 from bertjax.models.ultrabert.config import UltraBertConfig
 from bertjax.text import tokenizer
 from tests.conftest import TOPICS, make_corpus
@@ -229,6 +230,7 @@ def write_published(folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
         ("deberta-v3-base", DebertaV2Config(**sizes), pieces),
         ("EuroBERT-210m", EuroBertConfig(**sizes, num_key_value_heads=1, head_dim=8), pieces),
         ("UltraBERT", UltraBertConfig(**sizes, num_key_value_heads=1, head_dim=8, prediction_head_size=8), pieces),
+        ("NeoBERT", NeoBertConfig(**sizes), pieces),
         ("mpnet-base", MPNetConfig(**sizes | dict(vocab_size=fairseq_pieces.vocab_size), position_offset=2),
          fairseq_pieces),
     ):  # fmt: skip
