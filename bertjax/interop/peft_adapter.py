@@ -98,7 +98,10 @@ def is_adapter_folder(path: epath.Path) -> bool:
 
 def adapters_in(folder: epath.Path) -> list[str]:
     """Returns the names of the adapters in the subfolders of a folder, such as the adapters of Jina Embeddings v3."""
-    return sorted(path.name for path in folder.iterdir() if is_adapter_folder(path)) if folder.is_dir() else []
+    try:
+        return sorted(path.name for path in folder.iterdir() if is_adapter_folder(path)) if folder.is_dir() else []
+    except OSError:  # a folder that the user may not list
+        return []
 
 
 def read_adapter_fields(folder: epath.Path) -> Fields:

@@ -2,11 +2,16 @@
 
 import abc
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from etils import epath
+from flax.traverse_util import flatten_dict
 
 from bertjax.common.errors import UserError
 from bertjax.common.files import read_json
@@ -15,6 +20,7 @@ from bertjax.config.stages import config_after
 from bertjax.interop import hf_tokenizer, huggingface, peft_adapter, sentence_transformers, tf1
 from bertjax.interop.checkpoint_content import Pretrained, has_masked_lm
 from bertjax.models import families
+from bertjax.models.transformer_family import TransformerFamily
 from bertjax.nn.ops import low_rank
 from bertjax.objectives.objective import joint_models
 from bertjax.objectives.parsing import terms_of_run
@@ -132,6 +138,8 @@ class RunPlace(Place):
             if (stated := getattr(config, name)) not in values:
                 has = f"up to {values[0]}" if isinstance(values, range) else repr(values[0])
                 raise UserError(f"{source}: model.{name} is {stated!r}, but the params have {has}")
+        if isinstance(families.family_of(config), TransformerFamily):
+            _check_encoder(params["bert"], config, str(source))
 
     def read_settings(self) -> tuple[str, ml_collections.ConfigDict]:
         """Returns `architecture` and the config of the run."""
@@ -333,3 +341,19 @@ def _config_json(base: Place) -> dict[str, Any]:
     kind = base.read_settings()[0].removeprefix(huggingface.BERT)
     names = [name for name in layout.architectures if kind and name.endswith(kind)]
     return {"architectures": names[:1], "tie_word_embeddings": config.tie_word_embeddings, **layout.to_fields(config)}
+
+
+def _check_encoder(params: dict, config: BertConfig, source: str) -> None:
+    """Raises `UserError` if the names or the shapes of the params of an encoder are not those of the config."""
+    ids = jnp.zeros((1, 8), jnp.int32)
+    init = functools.partial(families.encoder_of(config).init, method="encode")
+    needed = nn.meta.unbox(jax.eval_shape(init, jax.random.key(0), ids, ids, ids)["params"])
+    present = {name: tree for name, tree in params.items() if name != "pooler"}
+    flat_needed, flat_present = flatten_dict(needed, sep="/"), flatten_dict(present, sep="/")
+    for name in sorted(flat_needed.keys() | flat_present.keys()):
+        stated, expected = (flat[name].shape if name in flat else "nothing" for flat in (flat_present, flat_needed))
+        if stated != expected:
+            raise UserError(
+                f"{source}: the params of model.family = {config.family!r} have {expected} at {name}, but the "
+                f"checkpoint has {stated}; correct the fields of the model"
+            )

@@ -416,7 +416,7 @@ def infer_embeddings_config(params: dict) -> dict[str, Sequence]:
     """Returns the config fields that the params of BERT's embeddings determine, see `ModelFamily.infer_config`.
 
     Args:
-      params: the params of a model with `nn.encoder.Embeddings`.
+      params: the params of a model with `nn.embeddings.TokenEmbeddings`.
     """
     embeddings = params["bert"]["embeddings"]
     hidden = embeddings["word"]["embedding"].shape[1]

@@ -72,9 +72,9 @@ class BertForMaskedLM(nn.Module):
         """Returns the logits `[batch, padded vocab]` of the token after position `last`, and the next cache.
 
         Args:
-          input_ids: see `BertModel.decode`.
-          positions: see `BertModel.decode`.
-          cache: see `BertModel.decode`.
+          input_ids: see `TransformerModel.decode`.
+          positions: see `TransformerModel.decode`.
+          cache: see `TransformerModel.decode`.
           last: the position in `input_ids` of the last token, the same in all rows. Padding may follow.
         """
         hidden, cache = self.bert.decode(input_ids, positions, cache)

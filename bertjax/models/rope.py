@@ -5,6 +5,7 @@ as "linear factor=4.0". "" is no scaling. The field is `rope_scaling`, or `NAME_
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,7 +65,7 @@ def parse_scaling(text: str) -> "RotaryScaling | None":
     """
     from bertjax.nn import positions
 
-    if not text:
+    if not text.strip():
         return None
     name, *settings = text.split()
     classes: dict[str, Any] = {
@@ -75,21 +76,25 @@ def parse_scaling(text: str) -> "RotaryScaling | None":
     values = dict(setting.partition("=")[::2] for setting in settings)
     fields: Any = dataclasses.fields(classes[name])
     required = {field.name for field in fields if field.default is dataclasses.MISSING}
-    if not required <= values.keys() <= {field.name for field in fields}:
+    if len(values) < len(settings) or not required <= values.keys() <= {field.name for field in fields}:
         raise UserError(f"{name} needs the fields {', '.join(f'{field.name}=NUMBER' for field in fields)}")
     try:
         numbers = {field.name: field.type(values[field.name]) for field in fields if field.name in values}
     except ValueError:
         raise UserError(f"{name} needs numbers: {', '.join(f'{field.name}=NUMBER' for field in fields)}") from None
-    if min(numbers.values()) <= 0:
+    if not all(math.isfinite(x) and x > 0 for x in numbers.values()):
         raise UserError(f"the fields of {name} must be above 0")
+    if name == "llama3" and numbers["low_freq_factor"] >= numbers["high_freq_factor"]:
+        raise UserError("low_freq_factor must be below high_freq_factor")
     return classes[name](**numbers)
 
 
-def validate_scaling(text: str, field: str) -> None:
-    """Raises `UserError` with the name of the field if `text` is not a scaling."""
+def validate_scaling(text: str, field: str, theta: float) -> None:
+    """Raises `UserError` with the name of the field if `text` is not a scaling of frequencies with the base `theta`."""
     try:
         parse_scaling(text)
+        if text.startswith("yarn") and theta <= 1:
+            raise UserError(f"yarn needs a base above 1, and the base is {theta}")
     except UserError as error:
         raise UserError(f"config.{field} = {text!r}: {error}") from None
 
@@ -134,7 +139,7 @@ def _checked_type(path: epath.Path, name: str, rope: Mapping[str, Any]) -> str:
             f"reads; set rope_type, and delete type"
         )
     stated = rope.get("rope_type", rope.get("type", "default"))
-    if stated != "default" and stated not in TYPES:
+    if not isinstance(stated, str) or (stated != "default" and stated not in TYPES):
         supported = ", ".join(map(repr, ("default", *TYPES)))
         raise UserError(f"{path}: {name}.rope_type {stated!r} is not supported; supported: {supported}")
     known = {"rope_type", "type", "rope_theta", *TYPES.get(stated, ()), *SUPPORTED_VALUES}

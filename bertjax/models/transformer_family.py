@@ -66,22 +66,20 @@ class TransformerFamily(ExposesAttention, ModelFamily):
         """Returns the config fields that params imply, see `ModelFamily.infer_config`.
 
         The names of the params must be the names of the default config. The result has the fields of `config_class`
-        that the shapes of embeddings and layers determine.
+        that the shapes of word embeddings and layers determine. A family whose architecture depends on the other
+        embeddings adds `embedding_fields`.
         """
         encoder, names = params["bert"]["encoder"], {field.name for field in dataclasses.fields(self.config_class)}
         layers = _layers_in(encoder)
         if not layers or not self._has_names(layers[0][0], params):
             return None
-        fields = _embedding_fields(params["bert"]["embeddings"]) | _layer_fields(layers)
+        fields = _layer_fields(layers)
         fields["vocab_size"] = possible_vocab_sizes(params)
+        fields["embedding_size"] = params["bert"]["embeddings"]["word"]["embedding"].shape[1:]
         if "masked_lm" in params:
             fields["tie_word_embeddings"] = ("decoder" not in params["masked_lm"],)
-            fields["output"] = ("transform" if "dense" in params["masked_lm"] else "plain",)
         if "second_dense" in params.get("masked_lm", {}):
             fields["prediction_head_size"] = params["masked_lm"]["dense"]["kernel"].shape[-1:]
-        if "position_offset" in names and "max_position_embeddings" in fields:
-            (rows,) = fields["max_position_embeddings"]
-            fields["max_position_embeddings"] = range(rows, 0, -1)  # the params do not determine the offset
         return {name: values for name, values in fields.items() if name in names}
 
     def _has_names(self, layer: dict, params: dict) -> bool:
@@ -133,19 +131,18 @@ def _layer_fields(layers: list[tuple[dict, int]]) -> dict[str, Sequence]:
     }
     if "key_value" in attention:
         fields["num_key_value_heads"] = (attention["key_value"]["kernel"].shape[-2],)
-    if "position" in layer:
-        fields["positions"] = ("each_layer",)
-        fields["max_position_embeddings"] = layer["position"]["embedding"].shape[1:2]
     return fields
 
 
-def _embedding_fields(embeddings: dict) -> dict[str, Sequence]:
-    """Returns the config fields that the shapes and names of the embeddings determine."""
+def embedding_fields(params: dict) -> dict[str, Sequence]:
+    """Returns the config fields that the embeddings of token types and of positions determine.
+
+    Args:
+      params: the params of a model, see `ModelFamily.infer_config`.
+    """
+    embeddings = params["bert"]["embeddings"]
     fields: dict[str, Sequence] = {
-        "positions": ("learned",) if "position" in embeddings else ("sinusoidal", "none"),
-        "norm": ("post",) if "norm" in embeddings else ("pre",),
         "type_vocab_size": (len(embeddings["token_type"]["embedding"]) if "token_type" in embeddings else 0,),
-        "embedding_size": embeddings["word"]["embedding"].shape[1:],
     }
     if "position" in embeddings:
         fields["max_position_embeddings"] = (len(embeddings["position"]["embedding"]),)

@@ -24,7 +24,7 @@ class SharedInputs(NamedTuple):
     Attributes:
       segments: `[batch, length]`; with a cache, the positions of the tokens `[length]`, see `cached_attention`.
       positions: `[batch, length]`; None if no layer reads positions.
-      rotations: {`repr` of a `Rotary`: the rotation}.
+      rotations: {`Attention.rotation_key`: the rotation}.
       score_bias: a term of the attention scores, float32 `[heads, queries, keys]`, or with a mask `[batch, heads,
         queries, keys]`; None: no term.
       mask: booleans `[batch, queries, keys]`, the tokens that each token attends to, in place of `segments`. The keys
@@ -115,6 +115,11 @@ class Attention(AttentionChoices):
     soft_cap: float | None = None
     implementation: str = "auto"
     output_init_scale: float = 1.0
+
+    @property
+    def rotation_key(self) -> str:
+        """The key of the rotation in `SharedInputs`: equal for equal rotations of heads of equal sizes."""
+        return f"{self.rotary!r} {self.head_size}"
 
     def module(self, config: ModelConfig, compute: Compute, name: str | None = None) -> "SelfAttention":
         """Returns the module."""
@@ -223,8 +228,9 @@ class SelfAttention(AttentionModule):
         return kernel.astype(dtype), None if bias is None else bias.astype(dtype)
 
     def _rotation(self, shared: SharedInputs) -> Rotation | None:
-        rotary = self.choices.rotary
-        return None if rotary is None or shared.rotations is None else shared.rotations[repr(rotary)]
+        if self.choices.rotary is None or shared.rotations is None:
+            return None
+        return shared.rotations[self.choices.rotation_key]
 
     def _projects_in_kernel(self, dropout_keys: Array | None) -> bool:
         if self.choices.query_key_norm is not None or self.choices.scale is not None:

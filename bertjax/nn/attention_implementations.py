@@ -5,7 +5,7 @@
 | implementation | chip | dropout | rotation | window | causal | score bias | soft cap | mask |
 |---|---|---|---|---|---|---|---|---|
 | `MaskedOperations` | all | yes | yes | no | no | yes | yes | yes |
-| `GpuKernel` | GPU | yes | yes | yes | yes | no | no | no |
+| `GpuKernel` | GPU | yes | yes | yes | yes, without window | no | no | no |
 | `ShortTpuKernel` | TPU | yes | no | no | yes | no | no | no |
 | `FlashTpuKernel` | TPU | no | required | yes | no | no | no | no |
 | `BlocksOfWindows` | all | no | yes | required | no | no | no | no |

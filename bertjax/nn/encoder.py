@@ -169,6 +169,11 @@ class Layers:
     shared: int = 1
     norm: Norm | None = None
 
+    def __post_init__(self) -> None:
+        """Checks the number of layers that share params."""
+        if self.shared != 1 and (not self.is_uniform or self.count % self.shared):
+            raise ValueError(f"shared = {self.shared} must divide count = {self.count}, and needs equal layers")
+
     @classmethod
     def of(cls, layers: Sequence[Layer], norm: Norm | None = None) -> "Layers":
         """Returns layers with the shortest group that gives the choices of all `layers`."""
@@ -473,6 +478,8 @@ class Encoder(nn.Module):
           mask: the tokens that each token attends to, for layers with `SharedInputs`; None: within segments.
         """
         config, layers, states = self.config, self.layers, []
+        if cache is not None and not layers.is_uniform:
+            raise NotImplementedError("layers with different choices have no cache")
         shared = self.shared_inputs(x, segments, positions, score_bias, dropout_keys)
         inputs = shared if mask is None else shared._replace(mask=mask), dropout_keys
         if layers.is_uniform:
@@ -534,10 +541,13 @@ def shared_inputs(
     """
     rotations = {}
     for layer in layers:
-        if isinstance(layer.attention, Attention) and layer.attention.rotary is not None and positions is not None:
-            rotary, size = layer.attention.rotary, layer.attention.head_size
-            if repr(rotary) not in rotations:
+        if isinstance(layer.attention, Attention) and layer.attention.rotary is not None:
+            if positions is None:
+                raise ValueError("rotary positions need the positions of the tokens")
+            rotary, key = layer.attention.rotary, layer.attention.rotation_key
+            if key not in rotations:
                 factor = 1.0 if rotary.scaling is None else rotary.scaling.factor_of_sines
-                rotations[repr(rotary)] = rotation(positions, rotary.frequencies(size), factor)
+                frequencies = rotary.frequencies(layer.attention.head_size)
+                rotations[key] = rotation(positions, frequencies, factor)
     reads_positions = any(layer.positions is not None for layer in layers)
     return SharedInputs(segments, positions if reads_positions else None, rotations or None, score_bias)

@@ -10,6 +10,7 @@ from jax import Array
 
 from bertjax.config.model_config import BertConfig, Compute, ModelConfig
 from bertjax.nn.architecture import Architecture
+from bertjax.nn.attention import Attention
 from bertjax.nn.embeddings import TokenEmbeddings, embeddings_of
 from bertjax.nn.encoder import Encoder, Layer
 from bertjax.nn.heads import PooledStates, Pooler, TransformStates, states_of_tokens
@@ -291,6 +292,9 @@ class TransformerModel(EncoderModel):
           The hidden states `[batch, length, hidden]`, and the hidden states of the second stream `[batch, predictions,
           hidden]`.
         """
+        attentions = [layer.attention for layer in self.architecture.layers]
+        if any(not isinstance(x, Attention) or x.window is not None or x.causal for x in attentions):
+            raise NotImplementedError("a mask for each row needs attention without windows and without causal masks")
         places, ids, ranks, token_ranks = predictions
         length, count = input_ids.shape[1], places.shape[1]
         if positions is None:
@@ -381,7 +385,7 @@ class TransformerModel(EncoderModel):
         def of_layer(layer: Layer, params: dict, x: Array) -> Array:
             if layer.positions is not None:
                 table = layer.positions.module(config, compute, config.hidden_size, "position")
-                x = x + cast(Array, table.apply({"params": params["position"]}, cast(Any, shared).positions))
+                x = x + cast(Array, table.apply({"params": params.get("position", {})}, cast(Any, shared).positions))
 
             def norm(name: str) -> Any:
                 normalize = Normalize(layer.norm, config.hidden_size, compute)

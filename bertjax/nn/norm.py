@@ -86,7 +86,8 @@ class Normalize(nn.Module):
         The bias and the keys `[batch]` may be None.
         """
         params = self.scale, self.bias
-        if self.norm.centers and has_kernels(self.compute.chip) and can_add_norm(*x.shape[1:]):
+        has_bias = self.norm.centers and self.bias is not None
+        if has_bias and has_kernels(self.compute.chip) and can_add_norm(*x.shape[1:]):
             return fused_add_norm(x, update, update_bias, *params, dropout_keys, rate, *self._settings)
         if self._runs_on_gpu(x):
             return gpu_add_norm(x, update, update_bias, *params, dropout_keys, rate, *self._settings)

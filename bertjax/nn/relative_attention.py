@@ -59,7 +59,7 @@ def distances(queries: int, keys: int, is_causal: bool) -> Array:
 def distance_embeddings(distances: Array, size: int) -> Array:
     """Returns sines, and then cosines, of distances `[distances]` in `size / 2` wave lengths: `[distances, size]`.
 
-    Sines and cosines do not alternate, as in the code of both papers. In `encoder.sinusoids` they alternate.
+    Sines and cosines do not alternate, as in the code of both papers. In `positions.sinusoids` they alternate.
     """
     angles = distances[:, None] * 10_000.0 ** (-jnp.arange(0, size, 2) / size)
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)[:, :size]

@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import re
+import shutil
 
 import flax.linen as nn
 import jax
@@ -317,6 +318,10 @@ def test_a_mesh_must_divide_the_sizes_of_the_family(family, fields, mesh, messag
     ("eurobert", "model.rope_scaling", "ntk factor=2", "config.model.rope_scaling = 'ntk factor=2': choose one of lin"),
     ("eurobert", "model.rope_scaling", "linear 2", "config.model.rope_scaling = 'linear 2': linear needs the fields"),
     ("modernbert", "model.local_rope_scaling", "linear factor=x", "local_rope_scaling = .*: linear needs numbers"),
+    ("eurobert", "model.rope_scaling", "linear factor=nan", "nan': the fields of linear must be above 0"),
+    ("eurobert", "model.rope_scaling", "linear factor=2 factor=3", "linear needs the fields factor=NUMBER"),
+    ("gte", "model.rope_scaling", "llama3 factor=2 low_freq_factor=4 high_freq_factor=4 original_length=8",
+     "low_freq_factor must be below high_freq_factor"),
     ("ultrabert", "model.layer_types", "full,local", "config.model.layer_types = 'full,local': must be the types full"),
     ("ultrabert", "model.full_rope_scaling", "yarn", "config.model.full_rope_scaling = 'yarn': yarn needs the fields"),
     ("ultrabert", "model.head_dim", 7, "config.model.head_dim = 7: must be even, because rotary positions"),
@@ -398,6 +403,20 @@ def test_a_converted_run_round_trips(family, run_of, tmp_path):
     if family != "bert":
         with pytest.raises(UserError, match=f"model.family = '{family}'"):
             tf1.check_exportable(source.config)
+
+
+@pytest.mark.parametrize("family, stated", [("gte", "nomic_bert"), ("gte", "modernbert"), ("bert", "eurobert")])
+def test_a_run_with_the_name_of_another_family_is_refused(family, stated, run_of, tmp_path):
+    shutil.copytree(run_of(family), tmp_path / "run")
+    info = workdir.read_info(tmp_path / "run")
+    changed = config_for(stated)
+    changed.model.vocab_size = info.config.model.vocab_size
+    with info.config.unlocked():
+        info.config.model = changed.model
+    workdir.write_info(tmp_path / "run", info, pretrained.read_with_tokenizer(run_of(family)).tokenizer)
+    with pytest.raises(UserError, match=r"config.json: (model\.|the params of model\.family = )") as error:
+        pretrained.read_pretrained(tmp_path / "run")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.slow
@@ -533,6 +552,7 @@ ROPE = "rope_parameters"
     ("modernbert", {"vocab_size": 151}, "tok_embeddings.weight has shape .*; expected"),
     ("eurobert", {"rope_theta": ..., ROPE: ...}, "rope_theta is missing, but required; add the field"),
     ("eurobert", {ROPE: {"rope_type": "longrope"}}, "rope_type 'longrope' is not supported; supported: 'default', "),
+    ("eurobert", {ROPE: {"rope_type": ["yarn"]}}, r"rope_type \['yarn'\] is not supported; supported: 'default', "),
     ("eurobert", {ROPE: {"rope_type": "linear", "type": "yarn"}}, "rope_parameters.type is 'yarn'; expected 'linear'"),
     ("eurobert", {ROPE: {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}}, "rope_parameters.mscale 1.0 is not supp"),
     ("eurobert", {ROPE: {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5 is not support"),

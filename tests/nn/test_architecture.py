@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from bertjax.config.model_config import BertConfig, Compute
+from bertjax.models.transformer_family import TransformerFamily
 from bertjax.nn import architecture as choose
 from bertjax.nn import attention as attention_module
 from bertjax.nn.attention_implementations import implementation_of
 from bertjax.nn.encoder_model import TransformerModel
 from bertjax.nn.kernels import pallas, triton
+from bertjax.nn.norm import Normalize
 from bertjax.nn.ops.plain_attention import KeyValueCache
 from bertjax.nn.positions import alibi_slopes
 from tests.markers import slow_case
@@ -311,3 +313,47 @@ def test_scaled_frequencies_equal_transformers(scaling, fields, base, size):
     expected, factor = rope_utils.ROPE_INIT_FUNCTIONS[fields["rope_type"]](config, "cpu")
     np.testing.assert_allclose(choose.Rotary(base, scaling).frequencies(size), expected.numpy(), rtol=1e-6)
     assert math.isclose(scaling.factor_of_sines, factor, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("chip", ["", pallas.EMULATED, triton.EMULATED])
+def test_a_norm_without_bias_after_a_sum(chip):
+    """The kernels need a bias, or compute without one."""
+    rng = np.random.default_rng(0)
+    x, update = (rng.normal(size=(2, 128, 128)).astype(np.float32) for _ in range(2))
+    norm = Normalize(choose.LayerNorm(EPSILON, bias=False), 128, Compute(chip=chip))
+    result = norm.apply({"params": {"scale": np.full(128, 2, np.float32)}}, x, update, None, None, 0.0, method="of_sum")
+    total = x + update
+    expected = 2 * (total - total.mean(-1, keepdims=True)) / np.sqrt(total.var(-1, keepdims=True) + EPSILON)
+    np.testing.assert_allclose(result, expected, atol=1e-5)
+
+
+def test_choices_that_exclude_each_other_raise_an_error():
+    layer = model_of(Case()).architecture.layers.group[0]
+    other = dataclasses.replace(layer, output_dropout=0.5)
+    for count, group in ((4, (layer, other)), (5, (layer,))):
+        with pytest.raises(ValueError, match="shared = 2 must divide count"):
+            choose.Layers(count, group, shared=2)
+    model = model_of(Case(causal=True))
+    layers = choose.Layers(2, (model.architecture.layers.group[0], other))
+    mixed = dataclasses.replace(model, architecture=dataclasses.replace(model.architecture, layers=layers))
+    ids, shape = np.zeros((1, 2), np.int32), (2, 1, 4, 4, 8)
+    params = random_params(mixed, ids, ids, ids, deviation=0.1)
+    cache = KeyValueCache(jnp.zeros(shape), jnp.zeros(shape))
+    with pytest.raises(NotImplementedError, match="have no cache"):
+        mixed.apply({"params": params}, ids, np.arange(2), cache, method="decode")
+
+
+def test_a_config_agrees_with_the_params_of_a_family_that_ignores_fields():
+    """The model has no positions, no token types and no norm of the embeddings, in contrast to the config."""
+
+    class Family(TransformerFamily):
+        def architecture(self, config):
+            return model.architecture
+
+    model, ids = model_of(Case(rotary=True)), np.zeros((1, 8), np.int32)
+    config = dataclasses.replace(model.config, vocab_size=128)
+    model = TransformerModel(config, architecture=model.architecture)
+    params = {"bert": random_params(model, ids, ids, ids, deviation=1)}
+    inferred = Family().infer_config(params)
+    assert inferred is not None
+    assert all(getattr(config, name) in values for name, values in inferred.items()) and len(inferred) == 5

@@ -1,12 +1,13 @@
 """BERT (Devlin et al. 2019), and with a causal mask GPT (post-norm) and GPT-2 (pre-norm)."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bertjax.config.model_config import BertConfig
 from bertjax.models.families import FAMILIES
 from bertjax.models.family import Decodes, HuggingFaceFamily, LmType, ProjectsEmbeddings
-from bertjax.models.transformer_family import TransformerFamily
+from bertjax.models.transformer_family import TransformerFamily, embedding_fields
 
 if TYPE_CHECKING:
     from bertjax.nn.architecture import Architecture
@@ -50,6 +51,25 @@ class EncoderLayersFamily(TransformerFamily):
             pooling=choose.Pooling(states=choose.PooledStates.LAST if config.causal else choose.PooledStates.FIRST),
             word_head=word_head_of(config),
         )
+
+    def infer_config(self, params: dict) -> dict[str, Sequence] | None:
+        """Returns the config fields that params imply, see `ModelFamily.infer_config`."""
+        fields = super().infer_config(params)
+        if fields is None:
+            return None
+        names = {field.name for field in dataclasses.fields(self.config_class)}
+        embeddings, position = params["bert"]["embeddings"], params["bert"]["encoder"]["layers"].get("position")
+        fields |= embedding_fields(params)
+        fields["positions"] = ("learned",) if "position" in embeddings else ("sinusoidal", "none")
+        fields["norm"] = ("post",) if "norm" in embeddings else ("pre",)
+        if position is not None:
+            fields["positions"], fields["max_position_embeddings"] = ("each_layer",), position["embedding"].shape[1:2]
+        if "masked_lm" in params:
+            fields["output"] = ("transform" if "dense" in params["masked_lm"] else "plain",)
+        if "position_offset" in names and "max_position_embeddings" in fields:
+            (rows,) = fields["max_position_embeddings"]
+            fields["max_position_embeddings"] = range(rows, 0, -1)  # the params do not determine the offset
+        return {name: values for name, values in fields.items() if name in names}
 
 
 class BertLayersFamily(Decodes, EncoderLayersFamily):

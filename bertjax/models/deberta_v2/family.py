@@ -13,7 +13,7 @@ from bertjax.config.limits import require
 from bertjax.config.model_config import Compute
 from bertjax.models.deberta_v2.config import DebertaV2Config
 from bertjax.models.family import HuggingFaceFamily
-from bertjax.models.transformer_family import TransformerFamily
+from bertjax.models.transformer_family import TransformerFamily, embedding_fields
 
 if TYPE_CHECKING:
     from bertjax.nn.architecture import Architecture
@@ -62,7 +62,7 @@ class DebertaV2Family(TransformerFamily, HuggingFaceFamily):
         attention = encoder.get("layers", {}).get("attention", {})
         if fields is None or "query_key_value" not in attention:
             return None
-        fields |= {
+        fields |= embedding_fields(params) | {
             "position_biased_input": ("position" in embeddings,),
             "relative_attention": ("distances" in encoder,),
             "conv_kernel_size": (encoder["convolution"]["kernel"].shape[1] if "convolution" in encoder else 0,),

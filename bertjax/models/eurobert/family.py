@@ -52,7 +52,7 @@ class EuroBertFamily(TransformerFamily, HuggingFaceFamily):
 
     def validate(self, config: ml_collections.ConfigDict) -> None:
         """Checks the number of key-value heads, the head size, and the scaling of rotary positions."""
-        rope.validate_scaling(config.model.rope_scaling, "model.rope_scaling")
+        rope.validate_scaling(config.model.rope_scaling, "model.rope_scaling", config.model.rope_theta)
         validate_heads(config)
 
 

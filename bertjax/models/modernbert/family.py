@@ -66,7 +66,7 @@ class ModernBertFamily(TransformerFamily, ProjectsEmbeddings, ImportsParams, Hug
         """Checks that the attention window and the head size are even, and the scalings of rotary positions."""
         model = config.model
         for field in ("global_rope_scaling", "local_rope_scaling"):
-            rope.validate_scaling(model[field], f"model.{field}")
+            rope.validate_scaling(model[field], f"model.{field}", model[field.replace("scaling", "theta")])
         require(model.local_attention % 2 == 0, "model.local_attention", model.local_attention, "must be even")
         head = model.hidden_size // model.num_attention_heads
         remedy = f"must give an even head size for rotary positions, but hidden_size / num_attention_heads = {head}"

@@ -59,7 +59,7 @@ class RotaryBertFamily(TransformerFamily, HuggingFaceFamily):
     def validate(self, config: ml_collections.ConfigDict) -> None:
         """Checks that the head size is even, and the scaling of rotary positions."""
         model = config.model
-        rope.validate_scaling(model.rope_scaling, "model.rope_scaling")
+        rope.validate_scaling(model.rope_scaling, "model.rope_scaling", model.rope_theta)
         head = model.hidden_size // model.num_attention_heads
         remedy = f"must give an even head size for rotary positions, but hidden_size / num_attention_heads = {head}"
         require(head % 2 == 0, "model.hidden_size", model.hidden_size, remedy)

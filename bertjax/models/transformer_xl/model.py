@@ -61,7 +61,7 @@ class TransformerXLModel(EncoderModel):
     def decode(
         self, input_ids: jax.Array, positions: jax.Array, cache: KeyValueCache
     ) -> tuple[jax.Array, KeyValueCache]:
-        """Runs the model on tokens that follow the tokens in a cache, see `BertModel.decode`.
+        """Runs the model on tokens that follow the tokens in a cache, see `TransformerModel.decode`.
 
         A token attends to the previous `memory_length` tokens and to itself.
         """

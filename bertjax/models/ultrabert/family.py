@@ -60,7 +60,8 @@ class UltraBertFamily(TransformerFamily, HuggingFaceFamily):
         """Checks the layer types, the heads, and the scalings of rotary positions."""
         model = config.model
         for kind in TYPES:
-            rope.validate_scaling(model[f"{kind}_rope_scaling"], f"model.{kind}_rope_scaling")
+            scaling, theta = model[f"{kind}_rope_scaling"], model[f"{kind}_rope_theta"]
+            rope.validate_scaling(scaling, f"model.{kind}_rope_scaling", theta)
         is_known = all(kind in TYPES for kind in model.layer_types.split(","))
         remedy = "must be the types full and sliding, separated by commas: 'sliding,sliding,full'"
         require(is_known, "model.layer_types", model.layer_types, remedy)

@@ -150,7 +150,9 @@ class XlnetModel(EncoderModel):
 
     def _dropped(self, hidden: jax.Array, dropout_keys: jax.Array | None, site: int) -> jax.Array:
         """Applies the dropout that transformers has after the last layer."""
-        keys = fold_in(fold_in(dropout_keys, self.config.num_hidden_layers + 1), site)  # see RobertaModel
+        keys = fold_in(
+            fold_in(dropout_keys, self.config.num_hidden_layers + 1), site
+        )  # see `TransformerModel.pooler_input`
         return dropout(hidden, self.config.hidden_dropout_prob, keys)
 
     @nn.nowrap

@@ -40,6 +40,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_new": functools.partial(nn.gelu, approximate=True),
     "relu": nn.relu,
     "silu": nn.silu,
+    "tanh": jnp.tanh,
 }
 
 

@@ -1,6 +1,6 @@
 """Low-rank updates of kernels (LoRA, Hu et al. 2021): x W + alpha / rank * dropout(x) A B, with a frozen W.
 
-The updates are a part of `attention.Dense`. qwix, which replaces `dot_general` and `einsum` while a model runs, and
+The updates are a part of `nn.dense.Dense`. qwix, which replaces `dot_general` and `einsum` while a model runs, and
 `intercept_methods` of flax do not fit: products have custom gradients, attention kernels read the kernel of queries,
 keys and values, and dropout needs the keys of the row and the layer.
 """
