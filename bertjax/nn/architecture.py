@@ -7,9 +7,9 @@ import dataclasses
 
 from bertjax.nn.attention import Attention, AttentionChoices, AttentionModule
 from bertjax.nn.embeddings import Embeddings
-from bertjax.nn.encoder import Layer, Layers, PostNorm, PreNorm, Residual, SandwichNorm
 from bertjax.nn.feed_forward import FeedForward
 from bertjax.nn.heads import DenseTransform, PooledStates, Pooling, Transform, TwoLayerTransform, WordHead
+from bertjax.nn.layers import Layer, Layers, PostNorm, PreNorm, Residual, SandwichNorm
 from bertjax.nn.norm import LayerNorm, Norm, RMSNorm
 from bertjax.nn.positions import (
     Alibi,

@@ -12,8 +12,9 @@ from bertjax.config.model_config import BertConfig, Compute, ModelConfig
 from bertjax.nn.architecture import Architecture
 from bertjax.nn.attention import Attention
 from bertjax.nn.embeddings import TokenEmbeddings, embeddings_of
-from bertjax.nn.encoder import Encoder, Layer
+from bertjax.nn.encoder import Encoder
 from bertjax.nn.heads import PooledStates, Pooler, TransformStates, states_of_tokens
+from bertjax.nn.layers import Layer
 from bertjax.nn.norm import Normalize
 from bertjax.nn.ops.dropout import dropout, fold_in
 from bertjax.nn.ops.plain_attention import KeyValueCache, visible
