@@ -83,8 +83,8 @@ def read_config(path: epath.Path) -> BertConfig:
     known = families.by_model_type()
     kind = fields.get("model_type", "bert")
     if not isinstance(kind, str) or kind not in known:
-        others = {other: name for family in known.values() for other, name in family.huggingface.other_types.items()}
-        same = others.get(str(kind))
+        formats = (family.huggingface for family in known.values())
+        same = next((layout.other_types[str(kind)] for layout in formats if str(kind) in layout.other_types), "")
         remedy = f"; use a folder that transformers reads without code, such as hub:{same}" if same else ""
         raise UserError(f"{path}: model_type {kind!r} is not supported; supported: {', '.join(known)}{remedy}")
     architecture = next(iter(fields.get("architectures") or ()), "")

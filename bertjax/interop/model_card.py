@@ -168,7 +168,7 @@ def model_card(
         title = "held-out data" if is_pretrained else "the dev set"
         numbers = {score: "" if value is None else f"{value:.4g}" for score, value in scores.items()}
         lines += ["", f"## Scores on {title}", "", *_table(numbers)]
-    lines += ["", "## What it is for, and what it is not", "", "To be written: intended uses, limits, known biases."]
+    lines += ["", "## Intended uses and limits", "", "To be written: intended uses, limits, known biases."]
     return "\n".join(lines) + "\n"
 
 

@@ -155,10 +155,10 @@ def _checked_type(path: epath.Path, name: str, rope: Mapping[str, Any]) -> str:
 
 def _scaling_text(path: epath.Path, name: str, stated: str, rope: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
     """Returns the text of the scaling in an object of config.json."""
-    given = {ORIGINAL: fields.get("max_position_embeddings")} | dict(rope)
+    stated_fields = {ORIGINAL: fields.get("max_position_embeddings")} | dict(rope)
     settings = []
     for field in TYPES[stated]:
-        value = given.get(field)
+        value = stated_fields.get(field)
         if value is None and field in ("beta_fast", "beta_slow"):
             continue
         if type(value) not in (int, float):

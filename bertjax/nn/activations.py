@@ -1,6 +1,5 @@
 """Activations of feed-forward networks and heads."""
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertjax.config.model_config import Compute
+from bertjax.nn.kernels import gpu_activation
 from bertjax.nn.kernels.gpu_activation import can_activate_on_gpu, gpu_activate
 
 
@@ -20,13 +20,8 @@ def _gelu(x: Array) -> Array:
     return nn.gelu(x, approximate=False)
 
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": _gelu,
-    "gelu_new": functools.partial(nn.gelu, approximate=True),
-    "relu": nn.relu,
-    "silu": nn.silu,
-    "tanh": jnp.tanh,
-}
+# The activations of the kernel for GPUs, with an exact GELU.
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = gpu_activation.ACTIVATIONS | {"gelu": _gelu}
 
 
 def activate(inner: Array, activation: str, compute: Compute) -> Array:

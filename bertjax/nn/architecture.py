@@ -8,7 +8,7 @@ import dataclasses
 from bertjax.nn.attention import Attention, AttentionChoices, AttentionModule
 from bertjax.nn.embeddings import Embeddings
 from bertjax.nn.feed_forward import FeedForward
-from bertjax.nn.heads import DenseTransform, PooledStates, Pooling, Transform, TwoLayerTransform, WordHead
+from bertjax.nn.heads import DenseTransform, Pooling, PoolingMode, Transform, TwoLayerTransform, WordHead
 from bertjax.nn.layers import Layer, Layers, PostNorm, PreNorm, Residual, SandwichNorm
 from bertjax.nn.norm import LayerNorm, Norm, RMSNorm
 from bertjax.nn.positions import (
@@ -72,8 +72,8 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "Norm",
-    "PooledStates",
     "Pooling",
+    "PoolingMode",
     "PositionEmbeddings",
     "PostNorm",
     "PreNorm",

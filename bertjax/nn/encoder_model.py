@@ -13,7 +13,7 @@ from bertjax.nn.architecture import Architecture
 from bertjax.nn.attention import Attention
 from bertjax.nn.embeddings import TokenEmbeddings, embeddings_of
 from bertjax.nn.encoder import Encoder
-from bertjax.nn.heads import PooledStates, Pooler, TransformStates, states_of_tokens
+from bertjax.nn.heads import Pooler, PoolingMode, TransformStates, states_of_tokens
 from bertjax.nn.layers import Layer
 from bertjax.nn.norm import Normalize
 from bertjax.nn.ops.dropout import dropout, fold_in
@@ -333,13 +333,13 @@ class TransformerModel(EncoderModel):
 
     def pool(self, hidden: Array, segments: Array, first_tokens: Array | None) -> Array:
         """Returns the pooled output, see `Pooling`."""
-        states = self.architecture.pooling.states
-        if states in (PooledStates.FIRST, PooledStates.LAST):
-            tokens = last_tokens(segments, first_tokens) if states == PooledStates.LAST else first_tokens
+        mode = self.architecture.pooling.mode
+        if mode in (PoolingMode.FIRST, PoolingMode.LAST):
+            tokens = last_tokens(segments, first_tokens) if mode == PoolingMode.LAST else first_tokens
             return self.pooler(states_of_tokens(hidden, tokens))
         firsts = jnp.zeros((hidden.shape[0], 1), jnp.int32) if first_tokens is None else first_tokens
         # The mean of logits is the logits of the mean: the transformed states are averaged before the classifier.
-        if states == PooledStates.EVERY:
+        if mode == PoolingMode.EVERY:
             pooled = mean_of_segments(self.pooler(hidden), segments, firsts)
         else:
             pooled = self.pooler(mean_of_segments(hidden, segments, firsts))

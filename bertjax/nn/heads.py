@@ -212,7 +212,7 @@ def decoded(hidden: Array, table: Array, bias: Any, config: ModelConfig, compute
     return jnp.where(is_token, logits + bias, jnp.finfo(jnp.float32).min)
 
 
-class PooledStates(enum.Enum):
+class PoolingMode(enum.Enum):
     """The states of a text that the pooled output is computed from.
 
     Attributes:
@@ -234,13 +234,13 @@ class Pooling:
 
     Attributes:
       transform: the layers of the pooler; None: no layers.
-      states: the states that the pooled output is computed from.
+      mode: the states that the pooled output is computed from.
       dropout: the dropout rate of the states, for texts.
       transforms_tokens: whether the pooler also transforms the input of a classifier of tokens.
     """
 
     transform: Transform | None = DenseTransform("tanh")
-    states: PooledStates = PooledStates.FIRST
+    mode: PoolingMode = PoolingMode.FIRST
     dropout: float = 0.0
     transforms_tokens: bool = False
 

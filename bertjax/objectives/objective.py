@@ -337,7 +337,7 @@ class JointModel(abc.ABC):
 
 
 class QueryStream(abc.ABC):
-    """A mixin for objectives with two-stream attention (as in XLNet).
+    """A mixin for objectives with two-stream attention (as in XLNet and MPNet).
 
     The hidden states of the query stream predict tokens, and do not attend to the predicted tokens. At most one
     objective of a sum may be a `QueryStream`.
@@ -354,7 +354,8 @@ class QueryStream(abc.ABC):
         """Runs both streams of the encoder.
 
         Args:
-          encoder: the encoder, bound to its parameters. `EncoderModel.encode_permuted` runs both streams.
+          encoder: the encoder, bound to its parameters. `EncoderModel.encode_permuted` or
+            `TransformerModel.encode_compensated` runs both streams.
           batch: {name: array}: the arrays of records, of `Objective.batch_spec`, and of packing.
           dropout_keys: `[rows]` random keys; None for no dropout.
           memory: the recurrent memory of the rows from the previous step; None without recurrence.

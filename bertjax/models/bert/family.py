@@ -48,7 +48,7 @@ class EncoderLayersFamily(TransformerFamily):
         return choose.Architecture(
             embeddings_of(config),
             choose.Layers(config.num_hidden_layers, (layer,), norm=final_norm),
-            pooling=choose.Pooling(states=choose.PooledStates.LAST if config.causal else choose.PooledStates.FIRST),
+            pooling=choose.Pooling(mode=choose.PoolingMode.LAST if config.causal else choose.PoolingMode.FIRST),
             word_head=word_head_of(config),
         )
 

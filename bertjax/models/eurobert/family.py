@@ -40,13 +40,13 @@ class EuroBertFamily(TransformerFamily, HuggingFaceFamily):
             rotary=rope.rotary_of(config.rope_theta, config.rope_scaling),
         )
         feed_forward = choose.FeedForward(config.intermediate_size, "silu", gated=True, bias=False, output_bias=False)
-        norm, states = choose.RMSNorm(config.rms_norm_eps), choose.PooledStates
+        norm, mode = choose.RMSNorm(config.rms_norm_eps), choose.PoolingMode
         layer = choose.Layer(attention, feed_forward, norm, choose.PreNorm(), shares_keys=True)
-        pooled_states = {"bos": states.FIRST, "mean": states.MEAN, "late": states.EVERY}
+        modes = {"bos": mode.FIRST, "mean": mode.MEAN, "late": mode.EVERY}
         return choose.Architecture(
             choose.Embeddings(),
             choose.Layers(config.num_hidden_layers, (layer,), norm=norm),
-            pooling=choose.Pooling(choose.DenseTransform("gelu"), pooled_states[config.classifier_pooling]),
+            pooling=choose.Pooling(choose.DenseTransform("gelu"), modes[config.classifier_pooling]),
             word_head=choose.WordHead(None, bias=False, tied=config.tie_word_embeddings),
         )
 

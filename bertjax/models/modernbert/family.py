@@ -54,11 +54,11 @@ class ModernBertFamily(TransformerFamily, ProjectsEmbeddings, ImportsParams, Hug
 
         # The first layer is global. The next layers form groups of local layers and then a global layer.
         group = tuple(layer(1 + number) for number in range(config.global_attn_every_n_layers))
-        states = choose.PooledStates.MEAN if config.classifier_pooling == "mean" else choose.PooledStates.FIRST
+        mode = choose.PoolingMode.MEAN if config.classifier_pooling == "mean" else choose.PoolingMode.FIRST
         return choose.Architecture(
             choose.Embeddings(norm=norm, projects=config.projects_embeddings, projection_bias=config.bias),
             choose.Layers(config.num_hidden_layers, group, layer(0), norm=norm),
-            pooling=choose.Pooling(dense_transform(config), states, transforms_tokens=True),
+            pooling=choose.Pooling(dense_transform(config), mode, transforms_tokens=True),
             word_head=choose.WordHead(dense_transform(config)),
         )
 

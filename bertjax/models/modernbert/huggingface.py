@@ -146,9 +146,9 @@ def _ropes(path: epath.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(scaling, dict):
             scaling = {"rope_type": "default", **parameters[kind], **scaling}
         stated = {**fields, "rope_theta": None, "rope_parameters": parameters, "rope_scaling": scaling}
-        found = rope.read_rope(path, stated, kind)
-        values[field] = fields.get(field, getattr(ModernBertConfig, field)) if found.theta is None else found.theta
-        values[f"{name}_rope_scaling"] = found.scaling
+        theta, scaling_text = rope.read_rope(path, stated, kind)
+        values[field] = fields.get(field, getattr(ModernBertConfig, field)) if theta is None else theta
+        values[f"{name}_rope_scaling"] = scaling_text
     return values
 
 

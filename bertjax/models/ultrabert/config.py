@@ -8,7 +8,7 @@ from bertjax.config.model_config import ModelConfig, field, size
 
 @dataclasses.dataclass(frozen=True)
 class UltraBertConfig(ModelConfig):
-    """The architecture of an UltraBERT. The sizes of the defaults are the sizes of BERT-base.
+    """The architecture of an UltraBERT. By default, the layers have the sizes of BERT-base.
 
     Fields are named as in Hugging Face's config.json, except for the fields of layer types.
     """

@@ -47,12 +47,12 @@ class UltraBertFamily(TransformerFamily, HuggingFaceFamily):
             return choose.Layer(attention, feed_forward, norm, choose.PreNorm(), shares_keys=True)
 
         layers = {kind: layer(kind) for kind in TYPES}
-        states = choose.PooledStates.MEAN if config.classifier_pooling == "mean" else choose.PooledStates.FIRST
+        mode = choose.PoolingMode.MEAN if config.classifier_pooling == "mean" else choose.PoolingMode.FIRST
         transform = choose.TwoLayerTransform(config.prediction_head_size, "gelu_new")
         return choose.Architecture(
             choose.Embeddings(),
             choose.Layers.of([layers[kind] for kind in config.types], norm),
-            pooling=choose.Pooling(None, states),
+            pooling=choose.Pooling(None, mode),
             word_head=choose.WordHead(transform, bias=False, tied=config.tie_word_embeddings),
         )
 
