@@ -24,6 +24,7 @@ def get_config():
         # for each negative the difference between the scores of the positive and of the negative.
         label="",
         candidates="",  # for form=search: a run file of TREC with the candidates of each query; empty: judged documents
+        query_prompt="",  # precedes each query, such as "query: "
         # Documents longer than max_seq_length are truncated, or read in windows with a stride of doc_stride tokens. The
         # score of the document is the max or the mean of the scores of its windows.
         windows="",

@@ -19,7 +19,7 @@ from bertjax.common.files import write_whole
 from bertjax.export.inline_jaxpr import straight
 from bertjax.export.outputs import check_exportable_rows, exported_function, new_folder
 from bertjax.inference.abilities import task_of
-from bertjax.interop import huggingface, sentence_transformers
+from bertjax.interop import cross_encoder, huggingface, sentence_transformers
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 
@@ -190,6 +190,6 @@ def _definition(source: Pretrained) -> dict[str, str]:
         words = {"masked_lm": params["masked_lm"]} if source.predicts_words and "masked_lm" in params else {}
         params, stated = {"bert": encoder, **words}, ""
     architecture = layout.choose_architecture(params, source.config, stated)
-    activation = sentence_transformers.activation_of(source.settings, source.problem_type)
+    activation = cross_encoder.activation_of(source.settings, source.problem_type)
     metadata = huggingface.Metadata(source.labels, source.problem_type, activation, source.model_max_length)
     return huggingface.definition(source.config, params, source.tokenizer, architecture, metadata)

@@ -16,8 +16,8 @@ from bertjax.finetuning.table_summary import KEEPS_MORE, TableSummary
 from bertjax.inference import predictor
 from bertjax.inference.heads import Head
 from bertjax.inference.task import SEPARATOR, FineTuningTask, InputForm, ReadsLabelledFiles, Split, TaskData
+from bertjax.interop.cross_encoder import RERANK, query_prompt_of
 from bertjax.interop.pretrained import Pretrained, tokenizer_of
-from bertjax.interop.sentence_transformers import RERANK
 from bertjax.text.tokenizer import Tokenizer
 from bertjax.training.checkpoints import workdir
 
@@ -189,11 +189,16 @@ def make_classification_data(
 
 
 def encode_table(
-    table: Table, label_type: LabelType, tokenizer: Tokenizer, max_seq_length: int, windows: Windows = Windows()
+    table: Table,
+    label_type: LabelType,
+    tokenizer: Tokenizer,
+    max_seq_length: int,
+    windows: Windows = Windows(),
+    prompt: str = "",
 ) -> LabelledTexts:
-    """Encodes a table."""
+    """Encodes a table. The prompt precedes the first text of each row."""
     values = np.array([label_type.value(row, table.columns.label) for row in table.rows])
-    examples, owners, lost = _encode_texts(table.texts(), tokenizer, max_seq_length, windows)
+    examples, owners, lost = _encode_texts(table.texts(), tokenizer, max_seq_length, windows, prompt=prompt)
     examples = dataclasses.replace(examples, labels=values[owners])
     return LabelledTexts(examples, table, label_type, values, owners, lost, windows)
 
@@ -204,13 +209,14 @@ def _encode_texts(
     max_seq_length: int,
     windows: Windows,
     longer_keeps_more: bool = False,
+    prompt: str = "",
 ) -> tuple[Examples, np.ndarray, list[int]]:
-    """Encodes texts or pairs.
+    """Encodes texts or pairs, whose first text the prompt precedes.
 
     Returns:
       The examples, the index of the text of each example, and the number of tokens of each text that were cut off.
     """
-    firsts, seconds = [text[0] for text in texts], [text[1] for text in texts] if len(texts[0]) == 2 else None
+    firsts, seconds = [prompt + text[0] for text in texts], [text[1] for text in texts] if len(texts[0]) == 2 else None
     if windows.combine:
         ids, types, owners, lost = encode_windows(tokenizer, firsts, seconds, max_seq_length, windows.stride)
     else:
@@ -239,7 +245,12 @@ def compute_logits(source: Pretrained, head: Head, texts: Sequence[tuple[str, ..
     # A CrossEncoder is trained on pairs that the tokenizers library truncated; a run of rerank truncates them likewise.
     longer_keeps_more = "activation_fn" in source.settings or source.settings.get("task") == RERANK
     examples, owners, lost = _encode_texts(
-        texts, tokenizer_of(source), source.max_seq_length, windows, longer_keeps_more
+        texts,
+        tokenizer_of(source),
+        source.max_seq_length,
+        windows,
+        longer_keeps_more,
+        query_prompt_of(source.settings),
     )
     logits = windows.combined(predictor.predict(head, source, examples), owners)
     tokens = np.bincount(owners, examples.lengths, len(texts)).astype(int)
@@ -282,6 +293,7 @@ class ClassificationTask(FineTuningTask, ReadsLabelledFiles):
           note: a line to print before the summary of the table.
         """
         tokenizer, length = tokenizer_of(source), source.max_seq_length
-        split = encode_table(table, label_type, tokenizer, length, windows_of(source.settings))
+        settings = source.settings
+        split = encode_table(table, label_type, tokenizer, length, windows_of(settings), query_prompt_of(settings))
         summary = split.summary("labelled", tokenizer).lines(length)
         return dataclasses.replace(split, note="\n".join(filter(None, (note, *summary))))

@@ -9,7 +9,7 @@ import ml_collections
 import numpy as np
 
 from bertjax.config.model_config import BertConfig, Compute
-from bertjax.interop import huggingface, sentence_transformers
+from bertjax.interop import cross_encoder, huggingface, sentence_transformers
 from bertjax.models import families
 from bertjax.objectives.objective import joint_models
 from bertjax.objectives.parsing import terms_of_run
@@ -101,7 +101,7 @@ class Pretrained:
     def is_multi_label(self) -> bool:
         """Whether several labels of a classifier may apply to one text."""
         rows = self.params["classifier"]["dense"]["bias"].shape[0] if "classifier" in self.params else 0
-        is_sigmoid = self.settings.get("activation_fn") == sentence_transformers.SIGMOID
+        is_sigmoid = self.settings.get("activation_fn") == cross_encoder.SIGMOID
         return self.problem_type == huggingface.MULTI_LABEL or (rows > 1 and is_sigmoid)
 
     def label_names(self, rows: int) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ class Pretrained:
         """
         task = self.settings.get("task")
         is_folder = not task and self.architecture != sentence_transformers.ARCHITECTURE
-        return self.max_seq_length if is_folder or task == sentence_transformers.RERANK else self._longest
+        return self.max_seq_length if is_folder or task == cross_encoder.RERANK else self._longest
 
     @property
     def is_cross_encoder(self) -> bool:
@@ -150,7 +150,7 @@ class Pretrained:
         This is a classifier with one output, or with the settings of a CrossEncoder.
         """
         rows = len(self.params["classifier"]["dense"]["bias"]) if "classifier" in self.params else 0
-        is_classifier = self.architecture == sentence_transformers.CLASSIFIER
+        is_classifier = self.architecture == cross_encoder.ARCHITECTURE
         return is_classifier and (rows == 1 or "activation_fn" in self.settings)
 
 

@@ -11,7 +11,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import read_json, require_new_folder, write_whole
 from bertjax.config.defaults import common_config
 from bertjax.data.records.manifest import read_manifest
-from bertjax.interop import hf_tokenizer, hub, huggingface, peft_writer, sentence_transformers, tf1
+from bertjax.interop import cross_encoder, hf_tokenizer, hub, huggingface, peft_writer, sentence_transformers, tf1
 from bertjax.interop.model_card import model_card, shown_name
 from bertjax.interop.pretrained import (
     WHICH,
@@ -168,13 +168,16 @@ def _write_model(output: epath.Path, source: Pretrained, to: str, architecture: 
         )
         architecture = sentence_transformers.ARCHITECTURE
     elif to in CARDED:
-        activation = sentence_transformers.activation_of(source.settings, source.problem_type)
+        activation = cross_encoder.activation_of(source.settings, source.problem_type)
         metadata = huggingface.Metadata(source.labels, source.problem_type, activation, source.model_max_length)
         left_out += huggingface.write(output, config, params, source.tokenizer, architecture, metadata)
         windows = source.settings.get("data", {}).get("windows", "")
         left_out += [f"data.windows = {windows!r}: long texts are truncated"] if windows else []
+        prompt = cross_encoder.query_prompt_of(source.settings)
+        if prompt and not is_cross_encoder and source.architecture == cross_encoder.ARCHITECTURE:
+            left_out.append(f"data.query_prompt = {prompt!r}, which --format=sentence-transformers keeps")
         if is_cross_encoder:
-            sentence_transformers.write_cross_encoder(output, activation, source.max_seq_length)
+            cross_encoder.write(output, source.settings, activation, source.max_seq_length)
     elif to == "tf1":
         left_out += tf1.write(output, config, params, source.tokenizer)
     else:

@@ -12,7 +12,7 @@ from bertjax.config.limits import value_of
 from bertjax.config.lists import corpus_sources
 from bertjax.config.model_config import dropout_fields
 from bertjax.config.stages import stages_of
-from bertjax.interop import hub, huggingface, sentence_transformers
+from bertjax.interop import cross_encoder, hub, huggingface, sentence_transformers
 from bertjax.interop.pretrained import Pretrained
 from bertjax.models import families
 from bertjax.models.heads import count_parameters
@@ -120,7 +120,7 @@ def model_card(
     if kind == "Model" and to == "huggingface":
         scores = {}
     is_classifier = kind == "ForSequenceClassification"
-    is_reranker = is_classifier and (to == SENTENCE_TRANSFORMERS or settings.task == sentence_transformers.RERANK)
+    is_reranker = is_classifier and (to == SENTENCE_TRANSFORMERS or settings.task == cross_encoder.RERANK)
     if has_embeddings := to == SENTENCE_TRANSFORMERS and not is_classifier:
         kind, tags = sentence_transformers.ARCHITECTURE, [to, "feature-extraction", "sentence-similarity"]
         written = {name: params[name] for name in ("bert", "projection") if name in params}

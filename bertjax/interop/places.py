@@ -17,7 +17,7 @@ from bertjax.common.errors import UserError
 from bertjax.common.files import read_json
 from bertjax.config.model_config import BertConfig
 from bertjax.config.stages import config_after
-from bertjax.interop import hf_tokenizer, huggingface, peft_adapter, sentence_transformers, tf1
+from bertjax.interop import cross_encoder, hf_tokenizer, huggingface, peft_adapter, sentence_transformers, tf1
 from bertjax.interop.checkpoint_content import Pretrained, has_masked_lm
 from bertjax.models import families
 from bertjax.models.transformer_family import TransformerFamily
@@ -220,25 +220,29 @@ class TransformersPlace(Place):
             architecture,
             labels,
             problem_type,
-            settings=self._classifier_settings(self.folder, config, architecture, self.modules),
+            settings=self._classifier_settings(config, architecture),
             masked_lm_problem=masked_lm_problem,
             max_length=hf_tokenizer.max_length(self.folder),
         )
 
-    def _classifier_settings(
-        self, folder: epath.Path, config: BertConfig, architecture: str, modules: sentence_transformers.Folder | None
-    ) -> ml_collections.ConfigDict:
+    def read_architecture(self) -> str:
+        """Returns the class of BERT with the head of the folder; "" if the class is unknown."""
+        return huggingface.read_head(self.folder / huggingface.CONFIG)[0]
+
+    def _classifier_settings(self, config: BertConfig, architecture: str) -> ml_collections.ConfigDict:
+        """Returns the settings of a CrossEncoder; empty for other models."""
         if self.embedding_folder:
             return ml_collections.ConfigDict()
-        return sentence_transformers.read_classifier(folder, config, architecture, modules)
+        return cross_encoder.read_settings(self.folder, config, architecture, self.modules)
 
     def read_settings(self) -> tuple[str, ml_collections.ConfigDict]:
-        """Reads the settings of embeddings; empty for other models."""
-        if (folder := self.embedding_folder) is None:
-            return super().read_settings()
-        return sentence_transformers.ARCHITECTURE, sentence_transformers.read_embedding_settings(
-            folder, self.read_config()
-        )
+        """Reads the architecture and the settings of embeddings or of a CrossEncoder; empty for other models."""
+        config = self.read_config()
+        if (folder := self.embedding_folder) is not None:
+            return sentence_transformers.ARCHITECTURE, sentence_transformers.read_embedding_settings(folder, config)
+        architecture = self.read_architecture()
+        settings = self._classifier_settings(config, architecture)
+        return (architecture, settings) if settings else super().read_settings()
 
     def read_tokenizer(self) -> Tokenizer | None:
         """Reads the tokenizer of the folder. Raises `UserError` if sentence-transformers uses it differently."""
@@ -273,15 +277,22 @@ class AdapterPlace(TransformersPlace):
         content = self.open()[2]
         return huggingface.head_of(content["architectures"][0], content)
 
+    def _classifier_settings(self, config: BertConfig, architecture: str) -> ml_collections.ConfigDict:
+        """Returns the settings of a CrossEncoder whose classifier is the base; empty for other models."""
+        if self.embedding_folder or not isinstance(self.base, TransformersPlace):
+            return ml_collections.ConfigDict()
+        modules = self.modules or self.base.modules
+        return cross_encoder.read_settings(self.base.folder, config, architecture, modules)
+
     def _read(self, config: BertConfig) -> Pretrained:
         folder, base, layout = self.folder, self.base, families.huggingface_of(config)
         fields, adapter, content = self.open()
-        settings, modules = ml_collections.ConfigDict(), self.modules
+        settings = ml_collections.ConfigDict()
         architecture = huggingface.head_of(content["architectures"][0], content)
         if isinstance(base, TransformersPlace):
             tensors = dict(layout.current_tensors(huggingface.tensors_of(base.folder)))
             _, labels, problem_type = huggingface.read_head(base.folder / huggingface.CONFIG)
-            settings = self._classifier_settings(base.folder, config, architecture, modules or base.modules)
+            settings = self._classifier_settings(config, architecture)
         else:
             source = base.read()
             base_class = layout.choose_architecture(source.params, source.config, source.architecture)

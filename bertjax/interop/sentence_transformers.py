@@ -1,7 +1,7 @@
 """Folders of sentence-transformers: a Hugging Face folder, and `modules.json` with the modules of a model.
 
 The modules of a SentenceTransformer compute embeddings from the hidden states of an encoder: pooling, optionally a
-dense layer, and normalization. A CrossEncoder is a classifier; up to version 5, its folder has no `modules.json`.
+dense layer, and normalization. `interop.cross_encoder` reads the folders of a CrossEncoder.
 """
 
 import json
@@ -15,7 +15,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
-from bertjax.common.files import inside, note, read_json, write_whole
+from bertjax.common.files import inside, read_json, write_whole
 from bertjax.config.model_config import BertConfig
 from bertjax.interop import hf_tokenizer, huggingface
 from bertjax.models import families
@@ -26,8 +26,6 @@ from bertjax.text.tokenizer import Tokenizer
 
 ARCHITECTURE = "SentenceTransformer"  # the class, and the architecture of runs that train embeddings
 CROSS_ENCODER = "CrossEncoder"
-CLASSIFIER = "BertForSequenceClassification"  # the architecture of a CrossEncoder
-RERANK = "rerank"  # the task of runs that train a CrossEncoder
 MODULES, SETTINGS, CONFIG = "modules.json", "config_sentence_transformers.json", "config.json"
 # The file with the settings of the encoder. Older versions put the model type in the name.
 ENCODER = "sentence_{}_config.json"
@@ -68,7 +66,7 @@ UNUSED_FIELDS = ("trust_remote_code", "attn_implementation", "torch_dtype", "dty
 
 SIMILARITIES = ("cosine", "dot")
 POOLINGS = {"mean": "mean", "cls": "cls", "lasttoken": "last"}  # {pooling_mode: `config.head.pooling`}
-IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+IDENTITY = "torch.nn.modules.linear.Identity"
 ACTIVATIONS = {IDENTITY: "none", "torch.nn.modules.activation.Tanh": "tanh"}  # activations of a dense layer
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # the first of these prompts is the prompt of documents
 
@@ -82,13 +80,6 @@ class _Settings(TypedDict, total=False):
     similarity_fn_name: str | None
     truncate_dim: int | None
     activation_fn: str | None
-
-
-class _ClassifierConfig(TypedDict, total=False):
-    """The fields of `CONFIG` with the activation of a CrossEncoder: since version 4, and before."""
-
-    sentence_transformers: dict[str, Any] | None
-    sbert_ce_default_activation_function: str | None
 
 
 class _Module(TypedDict):
@@ -126,7 +117,7 @@ def has_modules_file(path: epath.Path) -> bool:
 
 def open_folder(path: epath.Path) -> Folder:
     """Locates the modules of a folder. Raises `UserError` if bertjax does not support the modules."""
-    kind, source = _settings(path).get("model_type", ARCHITECTURE), path / MODULES
+    kind, source = read_settings_file(path).get("model_type", ARCHITECTURE), path / MODULES
     if kind not in TASKS:
         raise _unsupported(path, path / SETTINGS, f"model_type {kind!r}", TASKS)
     for fields in read_json(source, list[dict[str, Any]]):
@@ -150,7 +141,7 @@ def open_folder(path: epath.Path) -> Folder:
     return Folder(path, dict(modules), kind, tuple(name for name in names if name == DROPOUT))
 
 
-def _settings(path: epath.Path) -> dict[str, Any]:
+def read_settings_file(path: epath.Path) -> dict[str, Any]:
     """Returns the fields of `SETTINGS`, {} without the file. Raises `UserError` for a value of another type."""
     if not (path / SETTINGS).is_file():
         return {}
@@ -189,7 +180,7 @@ def read_embedding_settings(folder: Folder, config: BertConfig) -> ConfigDict:
     Raises:
       UserError: a module has a field or a value that is not supported.
     """
-    path, fields = folder.path / SETTINGS, _settings(folder.path)
+    path, fields = folder.path / SETTINGS, read_settings_file(folder.path)
     check_fields(path, fields, PACKAGE, ARCHITECTURE, READ[ARCHITECTURE])
     prompts = {name: text or "" for name, text in (fields.get("prompts") or {}).items()}
     default = fields.get("default_prompt_name") or ""
@@ -217,80 +208,8 @@ def read_embedding_settings(folder: Folder, config: BertConfig) -> ConfigDict:
         "do_lower_case": bool(_encoder_settings(folder)[1].get("do_lower_case")),
         "without": list(folder.without),
     }
-    length = _max_seq_length(folder, config)
+    length = max_seq_length_of(folder, config)
     return ConfigDict({"head": head, "data": data, "max_seq_length": length, PACKAGE: section})
-
-
-def read_classifier(folder: epath.Path, config: BertConfig, architecture: str, modules: Folder | None) -> ConfigDict:
-    """Returns the settings of a classifier that is a CrossEncoder; empty for another classifier.
-
-    `activation_fn` is the class of PyTorch that CrossEncoder applies to the logits; "" for the default of CrossEncoder,
-    which depends on the number of logits.
-
-    Args:
-      folder: the folder of the classifier.
-      config: the model config.
-      architecture: the class of BERT with the same head.
-      modules: the folder of sentence-transformers; None without `modules.json`.
-
-    Raises:
-      UserError: the model is not a classifier, or the activation is not supported.
-    """
-    path = source = folder / CONFIG
-    fields: _ClassifierConfig = read_json(path, _ClassifierConfig)
-    section, old = fields.get("sentence_transformers"), fields.get("sbert_ce_default_activation_function")
-    is_classifier = architecture == CLASSIFIER
-    if modules is None and (not is_classifier or (section is None and old is None)):
-        return ConfigDict()
-    if not is_classifier:
-        stated = ", ".join(map(str, read_json(path).get("architectures") or ["none"]))
-        raise UserError(f"{path}: architectures {stated} is not a classifier; a {CROSS_ENCODER} needs a classifier")
-    activation = (section or {}).get("activation_fn") or old or ""
-    if modules is None:
-        file = folder / hf_tokenizer.SETTINGS
-        length = _limited(file, "model_max_length", _model_max_length(folder), config)
-    else:
-        source, settings = modules.path / SETTINGS, _settings(modules.path)
-        remedy = f"for the classifier without it, copy the folder without {MODULES}"
-        check_fields(source, settings, PACKAGE, CROSS_ENCODER, READ[CROSS_ENCODER], remedy)
-        _check_prompts(source, settings)
-        activation = settings.get("activation_fn") or activation
-        length = _max_seq_length(modules, config)
-    supported = {name.rpartition(".")[2]: name for name in (IDENTITY, SIGMOID)}
-    name = str(activation).rpartition(".")[2]
-    if activation and not (str(activation).startswith("torch.") and name in supported):
-        raise UserError(
-            f"{source}: activation_fn {activation!r} is not supported; supported: {IDENTITY}, {SIGMOID}; write one of "
-            f"these to a copy of the folder"
-        )
-    return ConfigDict({"activation_fn": supported.get(name, ""), "max_seq_length": length})
-
-
-def _check_prompts(path: epath.Path, settings: Mapping[str, Any]) -> None:
-    """Prints the names of the prompts of a CrossEncoder. Raises `UserError` if a prompt is applied by default.
-
-    A CrossEncoder writes its default prompt before the first text of each pair.
-    """
-    prompts = {name: text for name, text in (settings.get("prompts") or {}).items() if text}
-    default = settings.get("default_prompt_name") or ""
-    if default in prompts:
-        raise UserError(
-            f"{path}: default_prompt_name {default!r}, the prompt {prompts[default]!r}, is not supported; supported: "
-            f"null; set it to null in a copy of the folder, and write the prompt before each query"
-        )
-    if prompts:
-        note(path, f"ignored prompts, which a {CROSS_ENCODER} applies only by name: {', '.join(sorted(prompts))}")
-
-
-def activation_of(settings: ConfigDict, problem_type: str) -> str:
-    """Returns the activation of a classifier for CrossEncoder, "" for its default.
-
-    Args:
-      settings: the settings of a run, or the result of `read_classifier`.
-      problem_type: the problem_type of the classifier.
-    """
-    is_number = bool(settings.get("task")) and problem_type == huggingface.REGRESSION
-    return settings.get("activation_fn", IDENTITY if is_number else "")
 
 
 def _fields(module: epath.Path, kind: str, expected: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
@@ -345,7 +264,7 @@ def _encoder_settings(folder: Folder) -> tuple[epath.Path, dict[str, Any]]:
     return (path, read_json(path)) if path else (paths[0], {})
 
 
-def _max_seq_length(folder: Folder, config: BertConfig) -> int:
+def max_seq_length_of(folder: Folder, config: BertConfig) -> int:
     """Returns the sequence length of a folder. Raises `UserError` for unsupported settings of the encoder."""
     path, fields = _encoder_settings(folder)
     task, remedy = TASKS[folder.kind], _remedy(folder.path)
@@ -358,17 +277,17 @@ def _max_seq_length(folder: Folder, config: BertConfig) -> int:
         if arguments:
             raise UserError(f"{path}: {name} {arguments!r} is not supported; supported: none; {remedy}")
     length = fields.get("max_seq_length")
-    length = _model_max_length(folder.encoder) if length is None else length
-    return _limited(path, "max_seq_length", length, config)
+    length = model_max_length_of(folder.encoder) if length is None else length
+    return limited_length(path, "max_seq_length", length, config)
 
 
-def _model_max_length(folder: epath.Path) -> Any:
+def model_max_length_of(folder: epath.Path) -> Any:
     """Returns the model_max_length of tokenizer_config.json; None without the file or the field."""
     file = folder / hf_tokenizer.SETTINGS
     return read_json(file).get("model_max_length") if file.is_file() else None
 
 
-def _limited(path: epath.Path, name: str, length: Any, config: BertConfig) -> int:
+def limited_length(path: epath.Path, name: str, length: Any, config: BertConfig) -> int:
     """Returns a sequence length, at most the number of positions. Raises `UserError` if it is not a number."""
     if length is None:
         return config.max_position_embeddings
@@ -470,34 +389,3 @@ def write(
     for name, content in files.items():
         write_whole(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     return left_out + [f"{name}, which changes no embedding" for name in section.get("without", ())]
-
-
-def write_cross_encoder(folder: epath.Path, activation: str, max_seq_length: int) -> None:
-    """Adds the files of `CrossEncoder(folder)` to a Hugging Face folder of a classifier.
-
-    Versions before 6 of the library read config.json only, which contains the activation, too.
-
-    Args:
-      folder: the folder.
-      activation: the class of PyTorch that is applied to the logits; "" for the default of CrossEncoder.
-      max_seq_length: the largest number of tokens of a pair.
-    """
-    transformer = {"idx": 0, "name": "0", "path": "", "type": f"{PACKAGE}.base.modules.transformer.Transformer"}
-    outputs = {"method": "forward", "method_output_name": "logits"}
-    files = {
-        MODULES: [transformer],
-        ENCODER.format("bert"): {
-            "transformer_task": TASKS[CROSS_ENCODER],
-            "modality_config": {"text": outputs},
-            "module_output_name": "scores",
-            "max_seq_length": max_seq_length,
-        },
-        SETTINGS: {
-            "model_type": CROSS_ENCODER,
-            "prompts": {},
-            "default_prompt_name": None,
-            **({"activation_fn": activation} if activation else {}),
-        },
-    }
-    for name, content in files.items():
-        write_whole(folder / name, json.dumps(content, indent=2) + "\n")

@@ -41,11 +41,13 @@ class PairEncoder:
       tokenizer: the tokenizer.
       max_seq_length: the maximum number of tokens of a sequence.
       windows: the windows of long documents; without windows, a CrossEncoder truncates long pairs in the same way.
+      query_prompt: precedes each query, before tokenization.
     """
 
     tokenizer: Tokenizer
     max_seq_length: int
     windows: Windows = NO_WINDOWS
+    query_prompt: str = ""
 
     @functools.cached_property
     def special(self) -> int:

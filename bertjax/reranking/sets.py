@@ -13,6 +13,7 @@ from bertjax.data.corpus import holdout
 from bertjax.embedding.datasets import FlagSource, Source
 from bertjax.embedding.forms import FileForm
 from bertjax.finetuning.classification import windows_of
+from bertjax.interop.cross_encoder import query_prompt_of
 from bertjax.reranking.forms import FORMS, ListSet
 from bertjax.reranking.lists import ListExamples, PairEncoder
 from bertjax.text.tokenizer import Tokenizer
@@ -95,7 +96,7 @@ def divide(lists: ListSet, data: ConfigDict) -> tuple[ListSet, ListSet, str]:
 
 def encoder_of(config: ConfigDict, tokenizer: Tokenizer, max_seq_length: int) -> PairEncoder:
     """Returns the encoder of the pairs of a run."""
-    return PairEncoder(tokenizer, max_seq_length, windows_of(config))
+    return PairEncoder(tokenizer, max_seq_length, windows_of(config), query_prompt_of(config))
 
 
 def encode_lists(lists: ListSet, encoder: PairEncoder, negatives: int = 0) -> ListExamples:
@@ -116,7 +117,8 @@ def encode_lists(lists: ListSet, encoder: PairEncoder, negatives: int = 0) -> Li
     for query, ranking in zip(list_queries, lists.lists):
         if known := [documents[text] for text, _ in ranking.missing if text in documents]:
             elsewhere.setdefault(query, []).extend(known)
-    query_ids, document_ids = (encoder.tokenizer.encode_ids(list(texts)) for texts in (queries, documents))
+    query_ids = encoder.tokenizer.encode_ids([encoder.query_prompt + query for query in queries])
+    document_ids = encoder.tokenizer.encode_ids(list(documents))
     return ListExamples(
         [],
         [],

@@ -16,6 +16,7 @@ from bertjax.embedding.task import UnscoredTexts
 from bertjax.inference.heads import Head, RegressionHead
 from bertjax.inference.losses import LabelLoss
 from bertjax.inference.task import FineTuningTask, HasSampleData, InputForm, ReadsLabelledFiles, TaskData
+from bertjax.interop.cross_encoder import RERANK, query_prompt_of
 from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.reranking import data, sets
 from bertjax.reranking.evaluator import RankedLists, describe, make_split
@@ -27,6 +28,7 @@ from bertjax.reranking.validate import validate
 from bertjax.text.tokenizer import Tokenizer
 
 DEFAULTS = dict(form="pairs", texts="query,positive", label="", candidates="")  # a set that no config describes
+MAX_SEQ_LENGTH = 256  # of the default config; most paragraphs are shorter
 SAMPLE_DOCUMENTS = 8  # documents of a list whose length the data determines, for the planner
 
 
@@ -89,6 +91,23 @@ class Rerank(FineTuningTask, ReadsLabelledFiles, HasSampleData):
         """Raises `UserError` for invalid values of the fields of the task."""
         validate(config)
 
+    def adopt(self, config: ConfigDict, settings: ConfigDict) -> list[str]:
+        """Copies the prompt and `max_seq_length` of a CrossEncoder or of a run to fields that have their defaults.
+
+        A flag with the value of the default is overwritten, too, because it cannot be distinguished from the default.
+        """
+        if "activation_fn" not in settings and settings.get("task") != RERANK:
+            return []
+        taken = []
+        if (length := settings.max_seq_length) != config.max_seq_length == MAX_SEQ_LENGTH:
+            config.max_seq_length = length
+            taken.append(f"max_seq_length = {length}")
+        if (prompt := query_prompt_of(settings)) and not query_prompt_of(config):
+            with config.data.unlocked():
+                config.data.query_prompt = prompt
+            taken.append(f"data.query_prompt = {prompt!r}")
+        return taken
+
     def read_labelled(self, source: Pretrained, path: str, **flags: Any) -> RankedLists:
         """Returns the lists of a file or folder; without flags, in the form of the dev set of the run.
 
@@ -97,7 +116,7 @@ class Rerank(FineTuningTask, ReadsLabelledFiles, HasSampleData):
         """
         settings, fields, note = source.settings, DEFAULTS, ""
         run_data = settings.get("data", {})
-        is_run = settings.get("task") == "rerank"
+        is_run = settings.get("task") == RERANK
         is_held_out = False
         if is_run:
             if not flags and holdout.is_file_of_run(path, run_data, source.fingerprints):

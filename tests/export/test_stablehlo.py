@@ -22,7 +22,7 @@ from bertjax.config import experiments
 from bertjax.config.defaults import pretraining_config
 from bertjax.config.model_config import Compute
 from bertjax.export import onnx, stablehlo
-from bertjax.interop.sentence_transformers import SIGMOID
+from bertjax.interop.cross_encoder import SIGMOID
 from bertjax.models import families
 from bertjax.reranking.ranking import Ranker
 from bertjax.text.words import whole_characters

@@ -15,7 +15,8 @@ from bertjax.common.errors import UserError
 from bertjax.finetuning import run as finetuning_run
 from bertjax.finetuning.task import _init
 from bertjax.interop import conversion, huggingface, pretrained
-from bertjax.interop.sentence_transformers import IDENTITY, MODULES, SETTINGS, SIGMOID
+from bertjax.interop.cross_encoder import SIGMOID
+from bertjax.interop.sentence_transformers import IDENTITY, MODULES, SETTINGS
 from bertjax.reranking.ranking import Ranker
 from bertjax.text import vocabulary_learning
 from bertjax.training.checkpoints import checkpoint as stored
@@ -142,21 +143,36 @@ def test_scores_of_a_folder_equal_the_scores_of_the_library(family, version, act
         assert_equal_scores(tmp_path / f"{source.name}-{to}", expected)
 
 
-def test_prompts_by_name_are_ignored_and_a_default_prompt_is_refused(tmp_path, capsys):
+def test_the_default_prompt_precedes_the_first_text_in_both_directions(tmp_path, capsys):
     folder = made_cross_encoder(tmp_path, "bert", "6", SIGMOID)
-    edit(folder / SETTINGS, prompts={"query": "the ship ", "empty": ""}, default_prompt_name="empty")
-    assert_equal_scores(folder, library(folder).predict(PAIRS))
+    plain = library(folder).predict(PAIRS)
+    prompts = {"query": "the ship ", "empty": ""}
+    edit(folder / SETTINGS, prompts=prompts, default_prompt_name="empty")
+    assert_equal_scores(folder, plain)
     assert "ignored prompts, which a CrossEncoder applies only by name: query\n" in capsys.readouterr().err
     edit(folder / SETTINGS, default_prompt_name="query")
-    prompted = [(f"the ship {query}", document) for query, document in PAIRS]
     expected = library(folder).predict(PAIRS)
+    assert not np.allclose(expected, plain, atol=1e-3)
+    assert_equal_scores(folder, expected)
+    assert [row["score"] for row in bertjax.load(folder, dtype="float32").predict(PAIRS)] == pytest.approx(
+        expected, abs=1e-4
+    )
+    conversion.convert(folder, tmp_path / "ours", "bertjax")
+    conversion.convert(tmp_path / "ours", tmp_path / "theirs", "sentence-transformers")
+    for converted in (tmp_path / "ours", tmp_path / "theirs"):
+        assert_equal_scores(converted, expected)
+    written = library(tmp_path / "theirs")
+    assert (written.prompts, written.default_prompt_name) == (prompts, "query")
+    np.testing.assert_allclose(written.predict(PAIRS), expected, atol=1e-5)
+
+
+def test_an_unknown_default_prompt_is_refused_in_one_line(tmp_path):
+    folder = made_cross_encoder(tmp_path, "bert", "6", SIGMOID)
+    edit(folder / SETTINGS, prompts={"query": "the ship "}, default_prompt_name="document")
     with pytest.raises(UserError) as error:
         bertjax.load(folder)
-    message = "config_sentence_transformers.json: default_prompt_name 'query', the prompt 'the ship ', is not supported"
-    assert message in str(error.value) and "\n" not in str(error.value)
-    edit(folder / SETTINGS, default_prompt_name=None)  # the fix of the message
-    assert not np.allclose(ranker(folder).scores(PAIRS), expected, atol=1e-3)
-    np.testing.assert_allclose(ranker(folder).scores(prompted), expected, atol=1e-4)
+    assert "default_prompt_name is 'document', expected null or one of query" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def config_for(folder, data, **fields):
@@ -205,6 +221,30 @@ def test_a_run_of_rerank_opens_as_a_cross_encoder(family, to, data, tmp_path):
     with torch.no_grad():
         np.testing.assert_allclose(classifier(**inputs).logits[:, 0], scores, atol=1e-4)
     assert_equal_scores(output, scores)
+
+
+def test_a_run_with_a_prompt_opens_as_a_cross_encoder(data, tmp_path):
+    fields = {"data.query_prompt": "query: "}
+    run = made_run(tmp_path / "run", made_classifier(tmp_path / "made", "bert"), data, **fields)
+    conversion.convert(run, tmp_path / "out", "sentence-transformers")
+    model, scores = library(tmp_path / "out"), ranker(run).scores(PAIRS)
+    assert (model.prompts, model.default_prompt_name) == ({"query": "query: "}, "query")
+    np.testing.assert_allclose(model.predict(PAIRS), scores, atol=1e-4)
+    np.testing.assert_allclose(model.predict(PAIRS, prompt="query: "), scores, atol=1e-4)
+    assert not np.allclose(model.predict(PAIRS, prompt=""), scores, atol=1e-3)
+
+
+def test_a_run_takes_over_the_prompt_and_the_length_of_a_cross_encoder(data, tmp_path):
+    folder = made_cross_encoder(tmp_path, "bert", "6", SIGMOID)
+    edit(folder / SETTINGS, prompts={"query": "the ship "}, default_prompt_name="query")
+    config = config_for(folder, data, max_seq_length=rerank.get_config().max_seq_length)
+    resolution = finetuning_run.resolve(config, None)
+    resolved = resolution.config
+    assert (resolved.data.query_prompt, resolved.max_seq_length) == ("the ship ", LONGEST)
+    assert resolution.decisions == (f"from {folder}: max_seq_length = {LONGEST}, data.query_prompt = 'the ship '",)
+    config = config_for(folder, data, **{"max_seq_length": 20, "data.query_prompt": "a "})
+    resolved = finetuning_run.resolve(config, None).config
+    assert (resolved.data.query_prompt, resolved.max_seq_length) == ("a ", 20)
 
 
 def test_the_model_card_ranks_documents(data, tmp_path, monkeypatch):

@@ -192,6 +192,15 @@ def test_pairs_are_encoded_as_in_prediction(tokenizer, length):
     assert owners.tolist() == expected.owners.tolist()
 
 
+def test_a_prompt_precedes_each_query_and_no_document(tokenizer):
+    lists = made_lists(6)
+    prompted = lists._replace(lists=[ranking._replace(query=f"w7 {ranking.query}") for ranking in lists.lists])
+    expected = sets.encode_lists(prompted, PairEncoder(tokenizer, 24))
+    examples = sets.encode_lists(lists, PairEncoder(tokenizer, 24, query_prompt="w7 "))
+    assert list(examples.query_ids) == list(expected.query_ids)
+    assert list(examples.document_ids) == list(expected.document_ids)
+
+
 def assert_encoded(examples, input_ids, token_types):
     numbers = np.repeat(np.arange(len(examples)), [len(documents) for documents in examples.list_documents])
     pairs = examples.pairs_of(np.arange(len(examples)), np.random.default_rng(0))

@@ -319,6 +319,7 @@ def _flat_fields(config: ConfigDict) -> dict[str, Any]:
     leaves: dict[str, Any] = {
         "head.lstm_size": 0, "head.lstm_layers": 1, "head.class_weights": "", "head.label_smoothing": 0.0,
         "data.multi_label": "", "data.on_bad_answer": "stop", "data.windows": "", "data.heldout_seed": 0,
+        "data.query_prompt": "",
         "keep_layers": 0, "data.join": "spaces", "data.dev.ignore_identical_ids": False,
         "distill.teacher": "", "distill.temperature": 2.0, "distill.weight": 0.5,
         "distill.student_temperature": 0.0, "distill.teacher_temperature": 0.0,
