@@ -177,6 +177,29 @@ def test_embed_and_rerank_read_their_tables(output_format, suffix, texts, model,
         assert [(query, list(documents), list(grades)) for query, documents, grades, _ in lists] == rows
 
 
+def test_embed_and_rerank_read_their_scores(texts, model, tmp_path):
+    def written(output_format):
+        return mine_theirs(texts, model, output_format, range_max=EVERY, max_score=0.3, output_scores=True)
+
+    theirs, path = written("n-tuple"), tmp_path / "theirs.jsonl"
+    columns, labels = theirs.column_names[:-1], ",".join(f"score_{number}" for number in range(1 + NEGATIVES))
+    theirs.map(  # as the page writes
+        lambda row: {f"score_{number}": score for number, score in enumerate(row["scores"])}, remove_columns="scores"
+    ).to_json(path)
+    np.testing.assert_allclose(FORMS["pairs"].read(path, columns, labels).scores, theirs["scores"], atol=1e-6)
+    lists = list_forms.FORMS["pairs"].read(path, columns, labels, "").lists
+    np.testing.assert_allclose([grades for *_, grades, _ in lists], theirs["scores"], atol=1e-6)
+    (theirs := written("labeled-list")).to_json(path)
+    lists = list_forms.FORMS["lists"].read(path, [ANCHOR, POSITIVE], "scores", "").lists
+    assert len(lists) == len(theirs)
+    for (*_, grades, _), row in zip(lists, theirs):
+        np.testing.assert_allclose(grades, row["scores"], atol=1e-6)
+    (theirs := written("labeled-pair")).to_json(path)
+    np.testing.assert_allclose(
+        FORMS["scored"].read(path, [ANCHOR, POSITIVE], "score").values, theirs["score"], atol=1e-6
+    )
+
+
 @pytest.mark.parametrize("suffix, reader", [("jsonl", "json"), ("csv", "csv")])
 def test_our_table_becomes_their_dataset(suffix, reader, texts, model, tmp_path):
     write_ours(texts, model, path := tmp_path / f"mined.{suffix}")
