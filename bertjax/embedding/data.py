@@ -2,8 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from etils import epath
@@ -12,7 +11,7 @@ from ml_collections import ConfigDict
 from bertjax.common.errors import UserError
 from bertjax.data.corpus import holdout
 from bertjax.data.loading.mixture import WeightedExamples, tempered_steps
-from bertjax.embedding import datasets, losses
+from bertjax.embedding import datasets
 from bertjax.embedding.datasets import (
     TEMPERATURE,
     TOKENS,
@@ -27,6 +26,7 @@ from bertjax.embedding.evaluators import make_split
 from bertjax.embedding.forms import FORMS, WITH_QUERIES, TextSet
 from bertjax.embedding.head import EmbeddingHead, prompts_of, similarity_of, width_of, widths_of_loss
 from bertjax.embedding.retrieval import Search
+from bertjax.embedding.teacher_targets import LISTS, TARGETS, VECTORS, margins
 from bertjax.finetuning import distillation
 from bertjax.finetuning.contamination import seen_in_training
 from bertjax.finetuning.table_summary import TableSummary
@@ -39,12 +39,6 @@ from bertjax.text.tokenizer import Tokenizer
 
 GUIDE_FILE = "guide_embeddings.npz"
 TEACHER_EXAMPLES = 1024  # examples whose teacher scores are computed at once
-# The targets of examples from the embeddings of their texts `[examples, texts, width]`, by `distill.what`.
-TARGETS: Mapping[str, Callable[[Any], Any]] = {
-    losses.VECTORS: lambda embeddings: embeddings,
-    losses.SCORES: losses.example_scores,
-    losses.LISTS: losses.document_scores,
-}
 TO_COSINES = "losses compare embeddings by cosines; set 'cosine' in a copy of the folder"
 
 
@@ -88,7 +82,7 @@ class EmbeddingData(TaskData, HasTeacherTargets, HasGuide):
         for text_set, form in self.text_sets:
             embeddings, all_numbers = _embed_set(teacher, text_set, form)
             student_width = width_of(self.config.head, self.config.model)
-            if distill.what == losses.VECTORS and (width := embeddings.shape[-1]) != student_width:
+            if distill.what == VECTORS and (width := embeddings.shape[-1]) != student_width:
                 raise UserError(
                     f"{field}the width of the embeddings is {width}, but the width of this model's embeddings is "
                     f"{student_width}; set head.dense={width}, or distill.what=scores"
@@ -169,7 +163,7 @@ def load_sets(config: ConfigDict, tokenizer: Tokenizer) -> EmbeddingData:
         encoded = datasets.encode_set(text_set, source.form, source.prompts(prompts), *settings)
         train = datasets.training_examples(encoded, text_set.labels, equal_tokens=config.get("batch_by") == TOKENS)
         if text_set.scores is not None:
-            scores = text_set.scores if config.distill.what == losses.LISTS else losses.margins(text_set.scores)
+            scores = text_set.scores if config.distill.what == LISTS else margins(text_set.scores)
             train = dataclasses.replace(train, teacher_logits=list(scores))
         examples.append(WeightedExamples(train, source.weight))
         text_sets.append((text_set, source.form))

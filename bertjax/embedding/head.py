@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.config.model_config import BertConfig
-from bertjax.embedding import losses
+from bertjax.embedding import loss_settings
 from bertjax.embedding.datasets import ANY, DOCUMENT, QUERY, Prompts
 from bertjax.finetuning import metrics
 from bertjax.finetuning.encoding import encode_pairs
@@ -35,7 +35,7 @@ class EmbeddingHead(Head):
     def loss(self, config: ConfigDict) -> LabelLoss:
         """Returns the loss of a config whose model is known. Raises `UserError` for widths above `width_of`."""
         widths = widths_of_loss(config, width_of(config.head, config.model))
-        return losses.of_settings(config.loss, widths, config.get("distill"))
+        return loss_settings.of_settings(config.loss, widths, config.get("distill"))
 
     def flops(self, model: nn.Module, rows: int, length: int) -> int:
         """Returns the model FLOPs of a training step."""

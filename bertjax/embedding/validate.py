@@ -18,7 +18,9 @@ from bertjax.embedding.datasets import (
 )
 from bertjax.embedding.forms import FORMS, JUDGES
 from bertjax.embedding.head import widths_of_loss
-from bertjax.embedding.losses import DISTANCES, LISTS, NAMES, TARGETS, VECTORS, LossSettings
+from bertjax.embedding.loss_settings import NAMES, LossSettings
+from bertjax.embedding.losses import DISTANCES
+from bertjax.embedding.teacher_targets import LISTS, TARGETS, VECTORS
 
 
 def validate(config: ConfigDict) -> None:
@@ -106,7 +108,7 @@ def _validate_sampling(data: ConfigDict) -> None:
 
 def _validate_teacher(config: ConfigDict) -> None:
     distill, default = config.distill, fine_tuning_config("").distill
-    one_of(config, "distill.what", TARGETS)
+    one_of(config, "distill.what", tuple(TARGETS))
     sources = training_sets(config.data).values()
     has_scores = any(source.score_columns for source in sources)
     none = "needs a teacher: set distill.teacher, or name the columns of the scores of all documents in data.label"

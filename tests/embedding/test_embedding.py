@@ -14,7 +14,7 @@ from bertjax.common.errors import UserError
 from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder
 from bertjax.data.loading.mixture import MixedOrder, steps_per_dataset, tempered_steps
 from bertjax.distributed.mesh import GROUPS, make_mesh, put_batch
-from bertjax.embedding import datasets, losses
+from bertjax.embedding import datasets, loss_settings, losses
 from bertjax.finetuning import distillation
 from bertjax.finetuning import run as finetuning_run
 from bertjax.finetuning.encoding import encode_pairs
@@ -434,7 +434,7 @@ def test_the_distillation_loss_is_the_distance_of_vectors_or_scores():
     student, teacher = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in rng.normal(size=(2, 6, 3, 8)))
     cosines = [(x[:, :1] * x[:, 1:]).sum(-1) for x in (student, teacher)]
     scores = [x[:, :1] - x[:, 1:] for x in cosines]
-    loss = losses.of_settings(embed.get_config().loss, ())
+    loss = loss_settings.of_settings(embed.get_config().loss, ())
     np.testing.assert_allclose(
         loss.divergence(2 * student, teacher, 1.0), 1 - (student * teacher).sum(-1).mean(-1), atol=1e-6
     )

@@ -9,7 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from bertjax.distributed.mesh import GROUPS
-from bertjax.embedding import losses as our_losses
+from bertjax.embedding import loss_settings, teacher_targets
 from bertjax.inference.losses import CrossEntropy, Distilled, SigmoidCrossEntropy, SquaredError
 
 torch = pytest.importorskip("torch")
@@ -71,7 +71,7 @@ def assert_same(texts: int, loss, labels, their_loss, their_labels, widths=(), t
 
 def settings(widths, distill=None, **fields):
     fields_of_loss = dict(temperature=1 / SCALE, symmetric=False, margin=0.4, widths="") | fields
-    return our_losses.of_settings(ConfigDict(fields_of_loss), widths, distill)
+    return loss_settings.of_settings(ConfigDict(fields_of_loss), widths, distill)
 
 
 def numbers(texts: int):
@@ -131,7 +131,7 @@ def test_distillation_losses_equal_sentence_transformers(target, widths):
     texts, cosine = 2 if target == "scores of pairs" else 4, torch.nn.functional.cosine_similarity
     teacher = vectors_of(texts, seed=1)
     scores, cosines = (
-        our_losses.example_scores(teacher),
+        teacher_targets.example_scores(teacher),
         cosine(*map(torch.tensor, (teacher[:, :1], teacher[:, 1:])), -1),
     )
     if target == "vectors":
@@ -151,7 +151,7 @@ def test_scores_of_all_documents_are_targets_of_margin_mse():
     """A column for each document: sentence-transformers converts the scores to margins in the same way."""
     scores, cosine = np.random.default_rng(2).uniform(size=(EXAMPLES, 3)), torch.nn.functional.cosine_similarity
     their_loss, labels = losses.MarginMSELoss(Stub(), cosine), torch.tensor(scores, dtype=torch.float32)
-    assert_same(4, settings(()), None, their_loss, labels, teacher=our_losses.margins(scores))
+    assert_same(4, settings(()), None, their_loss, labels, teacher=teacher_targets.margins(scores))
 
 
 @pytest.mark.parametrize("kind", ["classes", "labels", "number"])
