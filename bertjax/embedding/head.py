@@ -35,7 +35,7 @@ class EmbeddingHead(Head):
     def loss(self, config: ConfigDict) -> LabelLoss:
         """Returns the loss of a config whose model is known. Raises `UserError` for widths above `width_of`."""
         widths = widths_of_loss(config, width_of(config.head, config.model))
-        return loss_settings.of_settings(config.loss, widths, config.get("distill"))
+        return loss_settings.make_loss(config.loss, widths, config.get("distill"))
 
     def flops(self, model: nn.Module, rows: int, length: int) -> int:
         """Returns the model FLOPs of a training step."""

@@ -144,7 +144,7 @@ class Matryoshka(CouplesRows):
         return sorted({embeddings.shape[-1], *self.widths}, reverse=True)
 
 
-def of_settings(settings: ConfigDict, widths: Sequence[int], distill: ConfigDict | None = None) -> ByForm | Matryoshka:
+def make_loss(settings: ConfigDict, widths: Sequence[int], distill: ConfigDict | None = None) -> ByForm | Matryoshka:
     """Returns the loss of a config.
 
     Args:

@@ -434,7 +434,7 @@ def test_the_distillation_loss_is_the_distance_of_vectors_or_scores():
     student, teacher = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in rng.normal(size=(2, 6, 3, 8)))
     cosines = [(x[:, :1] * x[:, 1:]).sum(-1) for x in (student, teacher)]
     scores = [x[:, :1] - x[:, 1:] for x in cosines]
-    loss = loss_settings.of_settings(embed.get_config().loss, ())
+    loss = loss_settings.make_loss(embed.get_config().loss, ())
     np.testing.assert_allclose(
         loss.divergence(2 * student, teacher, 1.0), 1 - (student * teacher).sum(-1).mean(-1), atol=1e-6
     )

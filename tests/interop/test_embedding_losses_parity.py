@@ -71,7 +71,7 @@ def assert_same(texts: int, loss, labels, their_loss, their_labels, widths=(), t
 
 def settings(widths, distill=None, **fields):
     fields_of_loss = dict(temperature=1 / SCALE, symmetric=False, margin=0.4, widths="") | fields
-    return loss_settings.of_settings(ConfigDict(fields_of_loss), widths, distill)
+    return loss_settings.make_loss(ConfigDict(fields_of_loss), widths, distill)
 
 
 def numbers(texts: int):
