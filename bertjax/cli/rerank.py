@@ -64,7 +64,7 @@ def _rerank_run(documents: list[str]) -> None:
         if not flag.value:
             raise UserError(f"--{flag.name}: is missing; run files need --data, --candidates and --output")
         paths.append(flag.value)
-    for flag in (_QUERY, _INPUT):
+    for flag in (_QUERY, _INPUT, _JSON):
         if flag.value:
             raise UserError(f"--{flag.name}={flag.value}: is for one query; leave the flag out with --candidates")
     if documents:
