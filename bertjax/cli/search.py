@@ -96,6 +96,8 @@ def _check_flags(queries: list[str]) -> None:
             f'search {_CHECKPOINT.value} "a query"'
         )
     if _RUN.value:
+        if _JSON.value:
+            raise UserError("--json: is for queries on the command line; leave the flag out with --run")
         require_file_name(_RUN.value)
 
 

@@ -395,15 +395,16 @@ def test_a_run_file_can_leave_out_the_document_with_the_id_of_the_query(ignores,
     assert [" ".join(text.split()[::2][:2]) for text in run_lines] == expected
 
 
-@pytest.mark.parametrize("rows, run_file, message", [
-    ([{"_id": "a b", "text": "x"}], "run.trec", "queries.jsonl: the id 'a b' has a space"),
-    ([{"_id": "a", "text": "x"}, {"_id": "a", "text": "y"}], "run.trec", "a second text has the _id 'a'"),
-    ([{"_id": "a", "text": "x"}], ".", ".: is a folder"),
+@pytest.mark.parametrize("rows, flags, message", [
+    ([{"_id": "a b", "text": "x"}], ["--run=run.trec"], "queries.jsonl: the id 'a b' has a space"),
+    ([{"_id": "a", "text": "x"}, {"_id": "a", "text": "y"}], ["--run=run.trec"], "a second text has the _id 'a'"),
+    ([{"_id": "a", "text": "x"}], ["--run=."], ".: is a folder"),
+    ([{"_id": "a", "text": "x"}], ["--run=run.trec", "--json"], "--json: is for queries on the command line"),
 ])  # fmt: skip
-def test_a_wrong_query_is_refused_before_the_search(rows, run_file, message, tmp_path):
+def test_a_mistake_is_refused_before_the_search(rows, flags, message, tmp_path):
     write_table(tmp_path / "queries.jsonl", rows)
     (tmp_path / "documents.txt").write_text("a\n")
-    flags = "--queries=queries.jsonl", f"--run={run_file}", "--corpus=documents.txt"
+    flags = ["--queries=queries.jsonl", "--corpus=documents.txt", *flags]
     result = command("search", "no-checkpoint", *flags, cwd=tmp_path)
     assert result.returncode == 1 and message in result.stderr and result.stderr.count("\n") == 1
 
