@@ -77,7 +77,7 @@ def _first_use(
     objectives = [term.name for term in terms_of_run(settings)]
     is_google = place.format not in ("huggingface", "peft") and not architecture and "objective" not in settings
     if task is not None:
-        if settings.get("task") == "rerank":
+        if settings.get("task") == "rerank" or _has_one_label(place, architecture):
             return command("rerank", checkpoint, "--query=a query", "a document", "another document")
         columns = len(task.text_columns(settings)) if settings.get("task") else 0
         texts = ["a text", "another text", "a third text"][: columns or task.inputs.parts.start]
@@ -88,6 +88,16 @@ def _first_use(
     if architecture.endswith("ForCausalLM") or "lm" in objectives:
         return command("predict", checkpoint, "--generate=20", "the")
     return command("extract", checkpoint, "--pool=mean", "--output=vectors.npy", "a text")
+
+
+def _has_one_label(place: "Place", architecture: str) -> bool:
+    """Returns whether a checkpoint is a classifier of transformers with one label, which ranks documents."""
+    from bertjax.interop import huggingface
+
+    if place.format != "huggingface" or not architecture.endswith("ForSequenceClassification"):
+        return False
+    _, labels, problem_type = huggingface.read_head(place.folder / huggingface.CONFIG)
+    return len(labels) == 1 and problem_type != "multi_label_classification"
 
 
 def _fine_tuning_command(checkpoint: str, settings: ConfigDict) -> list[str]:

@@ -64,9 +64,9 @@ def _rerank_run(documents: list[str]) -> None:
         if not flag.value:
             raise UserError(f"--{flag.name}: is missing; run files need --data, --candidates and --output")
         paths.append(flag.value)
-    for flag in (_QUERY, _INPUT):
-        if flag.value:
-            raise UserError(f"--{flag.name}={flag.value}: is for one query; leave the flag out with --candidates")
+    for unused in (_QUERY, _INPUT, _JSON):
+        if unused.value:
+            raise UserError(f"--{unused.name}={unused.value}: is for one query; leave the flag out with --candidates")
     if documents:
         raise UserError(f"unexpected argument {documents[0]!r}; --data has the documents")
     start_reading(_CHECKPOINT.value)

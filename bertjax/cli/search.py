@@ -20,6 +20,7 @@ from bertjax.cli.app import run_command, start_reading
 from bertjax.cli.flags import define_checkpoint_flag, define_dtype_flag
 from bertjax.cli.next_commands import command, print_next
 from bertjax.common.errors import UserError
+from bertjax.common.files import require_file_name
 from bertjax.config.limits import POOLS
 from bertjax.training.signals import exit_on_signal
 
@@ -45,6 +46,9 @@ _TOP_K = flags.DEFINE_integer("top_k", 5, "Number of documents for each query.",
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object per query.")
 _QUERIES = flags.DEFINE_string("queries", None, "A .jsonl, .csv or .tsv with the queries, in the columns _id and text.")
 _RUN = flags.DEFINE_string("run", None, "The run file of TREC to write, with the documents of each query of --queries.")
+_IGNORE_IDENTICAL_IDS = flags.DEFINE_bool(
+    "ignore_identical_ids", False, "With --run: leaves out the document that has the id of the query, as for ArguAna."
+)
 
 
 @exit_on_signal()
@@ -52,19 +56,12 @@ def main(queries: list[str]) -> None:
     """Builds or opens the index, and prints the documents of each query."""
     from bertjax.embedding.index import SearchIndex, check_inputs
     from bertjax.library.model import load
-    from bertjax.reranking.run_files import write_run
+    from bertjax.reranking.run_files import read_queries, write_run
 
-    if bool(_QUERIES.value) != bool(_RUN.value):
-        raise UserError("--queries, --run: set both, to write a run file, or none")
-    if _QUERIES.value and queries:
-        raise UserError(f"unexpected argument {queries[0]!r}; --queries has the queries")
-    if not queries and not _QUERIES.value:
-        raise UserError(
-            f"no query for the checkpoint {_CHECKPOINT.value!r}: give one or more on the command line, as in bertjax "
-            f'search {_CHECKPOINT.value} "a query"'
-        )
+    _check_flags(queries)
     folder = _INDEX.value or None
     check_inputs(_CORPUS.value, folder)
+    queries_by_id = read_queries(_QUERIES.value) if _QUERIES.value else {}
     start_reading(_CHECKPOINT.value)
     with contextlib.redirect_stdout(sys.stderr):  # the progress; stdout has the results only
         model = load(_CHECKPOINT.value, _DTYPE.value)
@@ -73,7 +70,7 @@ def main(queries: list[str]) -> None:
         else:
             index = SearchIndex.build(model, _CORPUS.value, folder, _POOL.value or "")
     if _RUN.value:
-        print(write_run(index, _QUERIES.value, _RUN.value, _TOP_K.value), flush=True)
+        print(write_run(index, queries_by_id, _RUN.value, _TOP_K.value, _IGNORE_IDENTICAL_IDS.value), flush=True)
         return
     for query, hits in zip(queries, index.search(queries, _TOP_K.value)):
         if _JSON.value:
@@ -83,6 +80,25 @@ def main(queries: list[str]) -> None:
             print(query, *lines, sep="\n", flush=True)
     if _CORPUS.value and folder and not _JSON.value:
         print_next(command("search", _CHECKPOINT.value, f"--index={folder}", "a query"))
+
+
+def _check_flags(queries: list[str]) -> None:
+    """Raises `UserError` for flags and arguments that do not fit together."""
+    if bool(_QUERIES.value) != bool(_RUN.value):
+        raise UserError("--queries, --run: set both, to write a run file, or none")
+    if _QUERIES.value and queries:
+        raise UserError(f"unexpected argument {queries[0]!r}; --queries has the queries")
+    if _IGNORE_IDENTICAL_IDS.value and not _RUN.value:
+        raise UserError("--ignore_identical_ids: queries have ids only with --queries and --run; leave the flag out")
+    if not queries and not _QUERIES.value:
+        raise UserError(
+            f"no query for the checkpoint {_CHECKPOINT.value!r}: give one or more on the command line, as in bertjax "
+            f'search {_CHECKPOINT.value} "a query"'
+        )
+    if _RUN.value:
+        if _JSON.value:
+            raise UserError("--json: is for queries on the command line; leave the flag out with --run")
+        require_file_name(_RUN.value)
 
 
 if __name__ == "__main__":

@@ -148,6 +148,12 @@ def note(path: epath.PathLike, text: str) -> None:
     print(f"{path}: {text}", file=sys.stderr, flush=True)
 
 
+def require_file_name(output: epath.PathLike) -> None:
+    """Raises `UserError` if the file to write is a folder."""
+    if epath.Path(output).is_dir():
+        raise UserError(f"{output}: is a folder; name a file to write")
+
+
 def require_new_folder(output: epath.PathLike) -> None:
     """Raises `UserError` if `--output` names a file, or a folder that is not empty."""
     output = epath.Path(output)

@@ -4,7 +4,7 @@ The layout of BEIR (Thakur et al. 2021) is a folder with corpus.jsonl (_id, titl
 qrels/PART.tsv (query-id, corpus-id, score), whose lines are relevance judgements.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from etils import epath
@@ -151,23 +151,50 @@ def read_retrieval_set(qrels: epath.Path) -> Search:
     queries = dict(read_texts_by_id(folder / "queries.jsonl"))
     numbers = {name: number for number, name in enumerate(documents)}
     relevant: dict[str, dict[int, float]] = {}
-    for row in read_table(qrels, quoting=False)[0]:
-        query, document = column(row, "query-id"), column(row, "corpus-id")
-        score = NumberLabel().value(row, "score")
-        if score <= 0:
-            continue
-        if query not in queries:
-            raise UserError(f"{row.where}: the query {query!r} is not in {folder / 'queries.jsonl'}; add the query")
-        if document not in numbers:
-            corpus = folder / "corpus.jsonl"
-            raise UserError(
-                f"{row.where}: the document {document!r} of query {query!r} is not in {corpus}; add the document"
-            )
-        relevant.setdefault(query, {})[numbers[document]] = score
-    if not relevant:
-        raise UserError(f"{qrels}: no score is above 0, so that no query has a relevant document; add a score above 0")
+    for query, grades in read_judgements(qrels, queries, documents).items():
+        if any(grade > 0 for grade in grades.values()):
+            relevant[query] = {numbers[name]: grade for name, grade in grades.items() if grade > 0}
     identical = [numbers.get(name, -1) for name in relevant]
     return Search([queries[name] for name in relevant], list(documents.values()), list(relevant.values()), identical)
+
+
+def read_judgements(
+    qrels: epath.Path, queries: Collection[str], documents: Collection[str]
+) -> dict[str, dict[str, float]]:
+    """Reads the relevance judgements of a file `qrels/PART.tsv`.
+
+    Args:
+      qrels: the file.
+      queries: the ids in queries.jsonl.
+      documents: the ids in corpus.jsonl.
+
+    Returns:
+      {query: {document: grade}}, with the ids of judged documents. Irrelevant documents that are not in `documents` are
+      left out.
+
+    Raises:
+      UserError: for an invalid file, for an unknown id with a grade above 0, for a document with two grades, and if no
+        query has a relevant document.
+    """
+    folder = qrels.parent.parent
+    grades: dict[str, dict[str, float]] = {}
+    for row in read_table(qrels, quoting=False)[0]:
+        query, document = column(row, "query-id"), column(row, "corpus-id")
+        grade = NumberLabel().value(row, "score")
+        if query not in queries or document not in documents:
+            if grade <= 0:
+                continue
+            kind, name, file = ("document", document, "corpus") if query in queries else ("query", query, "queries")
+            raise UserError(f"{row.where}: the {kind} {name!r} is not in {folder / file}.jsonl; add the {kind}")
+        judged = grades.setdefault(query, {})
+        if judged.setdefault(document, grade) != grade:
+            raise UserError(
+                f"{row.where}: the score of {document!r} for {query!r} is {grade:g}, but an earlier line has "
+                f"{judged[document]:g}; keep one line"
+            )
+    if not any(grade > 0 for judged in grades.values() for grade in judged.values()):
+        raise UserError(f"{qrels}: no score is above 0, so that no query has a relevant document; add a score above 0")
+    return grades
 
 
 def read_texts_by_id(path: epath.Path) -> Iterator[tuple[str, str]]:

@@ -231,7 +231,7 @@ def ndcg(gains: ArrayLike, ideal: ArrayLike) -> float:
       gains: the relevance of each retrieved document, in the order of the ranks.
       ideal: the relevance of each document in the best order.
     """
-    return _discounted(gains) / _discounted(ideal)
+    return min(_discounted(gains) / _discounted(ideal), 1.0)  # Rounding can increase the best value above 1.
 
 
 def _discounted(gains: ArrayLike) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 from absl import logging
 
 from bertjax.common.errors import UserError
-from bertjax.common.files import require_new_folder, write_whole
+from bertjax.common.files import require_file_name, require_new_folder, write_whole
 from bertjax.config.limits import FLOAT32, FORMATS
 from bertjax.data.corpus.text_input import TextInput
 from bertjax.embedding.hard_negatives import MinedFile, check_output, check_reranker, make_choice, mine_files
@@ -218,7 +218,9 @@ def rerank(
     """
     check_number("top_k", top_k, 1)
     paths = require_path("data", data), require_path("candidates", candidates)
-    output, first_candidates = require_path("output", output), read_candidates(*paths, top_k)
+    output = require_path("output", output)
+    require_file_name(output)
+    first_candidates = read_candidates(*paths, top_k)
     return rerank_run(read_checkpoint(checkpoint, dtype), first_candidates, output)
 
 

@@ -54,9 +54,8 @@ def load(config: ConfigDict, tokenizer: Tokenizer, head: Head) -> RerankingData:
         train, dev, note = sets.divide(train_source.read("train"), data)
         notes.append(note)
     else:
-        train, dev = train_source.read("train"), dev_source.read("dev", "test")
+        train, dev = train_source.read("train"), sets.read_dev(dev_source)
     dev = sets.judged(dev, dev_source)
-    sets.require_comparison(dev, dev_source)
     train, more_notes = training_lists(train, train_source, config)
     notes += more_notes
     encoder = sets.encoder_of(config, tokenizer, config.max_seq_length)

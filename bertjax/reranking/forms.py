@@ -1,7 +1,6 @@
 """The forms of lists that rerankers are trained on and evaluated on, and the files that contain them."""
 
 import abc
-import math
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -9,16 +8,18 @@ from typing import Any, ClassVar, NamedTuple
 from etils import epath
 
 from bertjax.common.errors import UserError
-from bertjax.data.corpus.tables import Row, cell, column, read_table
+from bertjax.config.lists import split_at_commas
+from bertjax.data.corpus.tables import Row, cell, column
 from bertjax.embedding.forms import MOST, FileForm, rows_with_columns, texts_of
 from bertjax.embedding.retrieval import document as document_of
-from bertjax.embedding.retrieval import read_texts_by_id
+from bertjax.embedding.retrieval import read_judgements, read_texts_by_id
 from bertjax.finetuning import squad_files
 from bertjax.finetuning.labels import NumberLabel
 from bertjax.finetuning.tasks.squad import VERSIONS
 from bertjax.reranking import trec
 
 NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+NO_RELEVANT = "queries without a relevant document"  # a reason in `ListSet.skipped`
 
 
 class RankingList(NamedTuple):
@@ -87,14 +88,7 @@ class QueriesWithNegatives(ListForm):
 
     def read(self, path: epath.Path, columns: Sequence[str], label: str, candidates: str) -> ListSet:
         """Reads the rows of a table. A negative may be empty."""
-        labels = _split(label)
-        documents = len(columns) - 1
-        if labels and len(labels) not in (documents, documents - 1):
-            raise UserError(
-                f"config.data.label = {label!r}: names {len(labels)} columns, expected {documents} (the score of each "
-                f"document) or {documents - 1} (the difference between the positive and each negative)"
-            )
-        lists = []
+        labels, documents, lists = label_columns(label), len(columns) - 1, []
         for row in rows_with_columns(path, columns, *labels):
             texts = texts_of(row, columns[:2]) + tuple(column(row, name).strip() for name in columns[2:])
             grades = [_number(row, name) for name in labels] or [1.0] + [0.0] * (documents - 1)
@@ -169,6 +163,8 @@ class RerankingSamples(ListForm):
         for row in rows_with_columns(path, ["query", "positive"]):
             positives = [_text(row, "positive", value) for value in _list(row, "positive", "texts")]
             name = "documents" if "documents" in row.columns else "negative"
+            if row.columns.keys() >= {"documents", "negative"}:
+                raise UserError(f"{row.where}: has both 'documents' and 'negative'; use one of both in all rows")
             names.add(name)
             if len(names) > 1:
                 raise UserError(f"{row.where}: has {name!r}, but earlier rows have not; use one of both in all rows")
@@ -211,22 +207,19 @@ class BeirLists(ListForm):
         folder = path.parent.parent
         documents = dict(read_texts_by_id(folder / "corpus.jsonl"))
         queries = dict(read_texts_by_id(folder / "queries.jsonl"))
-        judged: dict[str, dict[str, float]] = {}
-        for row in read_table(path, quoting=False)[0]:
-            query, document = column(row, "query-id"), column(row, "corpus-id")
-            for name, known, file in ((query, queries, "queries.jsonl"), (document, documents, "corpus.jsonl")):
-                if name not in known:
-                    raise UserError(f"{row.where}: {name!r} is not in {folder / file}; add it, or correct the id")
-            judged.setdefault(query, {})[document] = max(0.0, _number(row, "score"))
+        judged = {
+            query: {name: max(0.0, grade) for name, grade in grades.items()}
+            for query, grades in read_judgements(path, queries, documents).items()
+        }
         ranked = trec.read_run(candidates) if candidates else {}
         trec.check_ids(queries, ranked, candidates, folder / "queries.jsonl", "query")
         used = (name for names in ranked.values() for name in names)
         trec.check_ids(documents, used, candidates, folder / "corpus.jsonl", "document")
-        lists, skipped = [], {"queries without a relevant document": 0, "queries without candidates": 0}
+        lists, skipped = [], {NO_RELEVANT: 0, "queries without candidates": 0}
         for query, grades in judged.items():
             names = ranked.get(query, []) if candidates else list(grades)
             if not any(grades.values()):
-                skipped["queries without a relevant document"] += 1
+                skipped[NO_RELEVANT] += 1
             elif not names:
                 skipped["queries without candidates"] += 1
             else:
@@ -236,12 +229,10 @@ class BeirLists(ListForm):
                 relevant = ((documents[name], grade) for name, grade in grades.items() if grade > 0)
                 missing = {text: grade for text, grade in relevant if text not in graded}
                 lists.append(_ranking(queries[query], graded, missing))
-        if not lists and skipped["queries without candidates"]:
+        if not lists:
             raise UserError(
                 f"{candidates}: has no candidates for the queries of {path}; name the run file of these queries"
             )
-        if not lists:
-            raise UserError(f"{path}: no query has a relevant document; add a score above 0")
         return ListSet(lists, bool(candidates), skipped)
 
 
@@ -283,16 +274,16 @@ def _make_list(
     return _ranking(query, graded)
 
 
-def _split(label: str) -> list[str]:
-    return [name.strip() for name in label.split(",") if name.strip()]
+def label_columns(label: str) -> list[str]:
+    """Returns the columns that `label` names, separated by commas."""
+    return [name.strip() for name in split_at_commas(label) if name.strip()]
 
 
 def _number(row: Row, name: str) -> float:
     """Returns the finite number in a column."""
-    value = NumberLabel().value(row, name)
-    if not math.isfinite(value):
-        raise UserError(f"{row.where}: {name} is {value}, expected a finite number")
-    return value
+    if isinstance(value := cell(row, name), (list, dict)):
+        raise UserError(f"{row.where}: {name} has {value!r:.60}, expected a number")
+    return NumberLabel().value(row, name)
 
 
 def _list(row: Row, name: str, kind: str) -> list[Any]:

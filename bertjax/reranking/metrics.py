@@ -36,7 +36,7 @@ def ranking_metrics(scores: ArrayLike, grades: ArrayLike, k: int = 10, missing: 
     ndcg = metrics.ndcg(np.repeat(mean_gains, counts)[:k], np.sort(all_gains)[::-1][:k])
     precision = metrics.average_precision(is_relevant.astype(int), score_array)
     return {
-        f"ndcg@{k}": min(ndcg, 1.0),  # Rounding can increase the best value above 1.
+        f"ndcg@{k}": ndcg,
         f"mrr@{k}": metrics.reciprocal_rank(gains[order[:k]]),
         "map": precision * is_relevant.sum() / (all_gains > 0).sum(),
     }

@@ -1,5 +1,6 @@
 """Reranks the candidates of a run file of TREC, and writes the new ranking as a run file."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from etils import epath
@@ -16,23 +17,42 @@ from bertjax.reranking.ranking import Ranker
 DOCUMENTS_AT_ONCE = 4096  # pairs that are scored together
 
 
-def write_run(index: SearchIndex, queries: epath.PathLike, output: epath.PathLike, top_k: int) -> str:
+def read_queries(path: epath.PathLike) -> dict[str, str]:
+    """Returns the id and the text of each query in a table with the columns `_id` and `text`.
+
+    Raises:
+      UserError: for a missing or invalid file, and for an id that a run file cannot contain.
+    """
+    queries = dict(read_texts_by_id(epath.Path(path)))
+    trec.require_ids(queries, f"{path}: ")
+    return queries
+
+
+def write_run(
+    index: SearchIndex,
+    queries: Mapping[str, str],
+    output: epath.PathLike,
+    top_k: int,
+    ignore_identical_ids: bool = False,
+) -> str:
     """Searches the documents of many queries, and writes a run file.
 
     Args:
       index: the index of the documents.
-      queries: a table with the columns `_id` and `text`.
+      queries: the text of each query, by its id.
       output: the run file to write.
       top_k: the number of documents of each query.
+      ignore_identical_ids: whether to leave out the document that has the id of the query.
 
     Returns:
       A line about the file.
     """
-    texts = dict(read_texts_by_id(epath.Path(queries)))
-    hits = index.search(list(texts.values()), top_k)
-    rankings = {name: [(hit.id, hit.score) for hit in found] for name, found in zip(texts, hits)}
+    rankings = {}
+    for query, hits in zip(queries, index.search(list(queries.values()), top_k + ignore_identical_ids)):
+        kept = [(hit.id, hit.score) for hit in hits if not (ignore_identical_ids and hit.id == query)]
+        rankings[query] = kept[:top_k]
     write_whole(epath.Path(output), "".join(trec.run_lines(rankings)))
-    return f"{sum(map(len, hits)):,} documents of {len(texts):,} queries in {output}"
+    return f"{sum(map(len, rankings.values())):,} documents of {len(queries):,} queries in {output}"
 
 
 class RerankedFile(NamedTuple):

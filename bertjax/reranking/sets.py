@@ -14,7 +14,7 @@ from bertjax.embedding.datasets import FlagSource, Source
 from bertjax.embedding.forms import FileForm
 from bertjax.finetuning.classification import windows_of
 from bertjax.interop.cross_encoder import query_prompt_of
-from bertjax.reranking.forms import FORMS, ListSet
+from bertjax.reranking.forms import FORMS, NO_RELEVANT, ListSet, label_columns
 from bertjax.reranking.lists import ListExamples, PairEncoder
 from bertjax.text.tokenizer import Tokenizer
 
@@ -38,6 +38,13 @@ class ListSource(Source):
         form = FORMS[self.form]
         needs = "must name the column of the grades"
         self.require(bool(self.label) or not form.needs_label, "label", needs)
+        if self.form == "pairs":
+            documents, count = len(self.columns) - 1, len(label_columns(self.label))
+            needs = (
+                f"names {count} columns, expected {documents} (the score of each document) or {documents - 1} (the "
+                f"difference between the positive and each negative)"
+            )
+            self.require(count in (0, documents, documents - 1), "label", needs)
         with_ids = "a run file names documents by ids, which only form=search has; leave the field out"
         self.require(not self.candidates or form.has_ids, "candidates", with_ids)
 
@@ -63,6 +70,12 @@ def dev_set(data: ConfigDict) -> ListSource:
     inherited = frozenset(name for name in SECTION if not data.dev[name] and name != "candidates")
     fields = {name: (data if name in inherited else data.dev)[name] for name in SECTION}
     return ListSource("data.dev", **fields, inherited=inherited)
+
+
+def read_dev(source: ListSource) -> ListSet:
+    """Reads the dev set. In a folder without a dev file, the test file is the dev set."""
+    has_dev = any((epath.Path(source.path) / name.format("dev")).exists() for name in FORMS[source.form].files)
+    return source.read("dev") if has_dev else source.read("dev", "test")
 
 
 def is_divided(data: ConfigDict) -> bool:
@@ -178,12 +191,22 @@ def sorted_by_grade(lists: ListSet) -> ListSet:
 
 
 def judged(lists: ListSet, source: ListSource) -> ListSet:
-    """Returns lists for an evaluation: in rows with a positive, scores of a teacher are not grades."""
-    if source.form != "pairs":
-        return lists
-    return lists._replace(
-        lists=[ranking._replace(grades=(1.0, *[0.0] * (len(ranking.documents) - 1))) for ranking in lists.lists]
-    )
+    """Returns the lists with a relevant document, for an evaluation.
+
+    In rows with a positive, scores of a teacher are not grades.
+
+    Raises:
+      UserError: if no query has a relevant document, or if no order of the documents can be right or wrong.
+    """
+    graded = lists.lists
+    if source.form == "pairs":
+        graded = [ranking._replace(grades=(1.0, *[0.0] * (len(ranking.documents) - 1))) for ranking in graded]
+    kept = [ranking for ranking in graded if ranking.missing or max(ranking.grades) > 0]
+    source.require(bool(kept), "path", "no query has a relevant document; add a grade above 0")
+    skipped = {**lists.skipped, NO_RELEVANT: lists.skipped.get(NO_RELEVANT, 0) + len(graded) - len(kept)}
+    lists = lists._replace(lists=kept, skipped=skipped)
+    require_comparison(lists, source)
+    return lists
 
 
 def skipped_lines(name: str, lists: ListSet) -> list[str]:
@@ -195,6 +218,6 @@ def require_comparison(lists: ListSet, source: ListSource) -> None:
     """Raises `UserError` unless a list has documents with different grades, so that an order can be right or wrong."""
     if not any(len({*ranking.grades}) > 1 for ranking in lists.lists):
         raise UserError(
-            f"{source.setting('path')}: in each list, all documents have the same grade; add negatives, for example "
-            f"with bertjax mine"
+            f"{source.setting('path')}: in each list, all documents have the same grade; add documents with other "
+            f"grades, such as negatives of bertjax mine"
         )

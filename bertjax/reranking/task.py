@@ -129,7 +129,6 @@ class Rerank(FineTuningTask, ReadsLabelledFiles, HasSampleData):
         if is_held_out:
             _, lists, note = sets.divide(lists, run_data)
         lists = sets.judged(lists, labelled)
-        sets.require_comparison(lists, labelled)
         examples = sets.encode_lists(lists, sets.encoder_of(settings, tokenizer_of(source), source.max_seq_length))
         lines = (note, describe("labelled", lists.lists, examples), *sets.skipped_lines("labelled", lists))
         return dataclasses.replace(make_split(lists, examples), note="\n".join(filter(None, lines)))

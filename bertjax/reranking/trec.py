@@ -59,14 +59,19 @@ def run_lines(rankings: Mapping[str, Sequence[tuple[str, float]]], tag: str = "b
       UserError: if an id has a space, or if a query has a document twice.
     """
     for query, documents in rankings.items():
-        if wrong := next((name for name in (query, *(name for name, _ in documents)) if len(name.split()) != 1), None):
-            raise UserError(f"the id {wrong!r} has a space, or is empty; a run file needs ids without spaces")
         names = [name for name, _ in documents]
+        require_ids([query, *names])
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise UserError(f"the query {query!r} has the document {twice!r} twice; give each document its own id")
         for rank, (document, score) in enumerate(documents, 1):
             yield f"{query} Q0 {document} {rank} {score:.9g} {tag}\n"
+
+
+def require_ids(ids: Iterable[str], where: str = "") -> None:
+    """Raises `UserError` for an id that a run file cannot contain; the message begins with `where`."""
+    if (wrong := next((name for name in ids if len(name.split()) != 1), None)) is not None:
+        raise UserError(f"{where}the id {wrong!r} has a space, or is empty; a run file needs ids without spaces")
 
 
 def check_ids(known: Iterable[str], ids: Iterable[str], path: epath.PathLike, file: epath.PathLike, kind: str) -> None:
@@ -80,5 +85,5 @@ def check_ids(known: Iterable[str], ids: Iterable[str], path: epath.PathLike, fi
       kind: "query" or "document".
     """
     names = set(known)
-    if missing := next((name for name in ids if name not in names), None):
+    if (missing := next((name for name in ids if name not in names), None)) is not None:
         raise UserError(f"{path}: the {kind} {missing!r} is not in {file}; add the {kind}, or correct its id")

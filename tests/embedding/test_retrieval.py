@@ -24,6 +24,7 @@ from bertjax.finetuning import run as finetuning_run
 from bertjax.interop import pretrained
 from bertjax.launch.validate import validate
 from bertjax.library import checkpoints as library
+from bertjax.reranking import sets
 from bertjax.reranking.ranking import Ranker
 from tests.conftest import TOPICS
 from tests.finetuning.test_classify import write_table
@@ -270,16 +271,28 @@ def test_a_query_does_not_retrieve_its_own_document(tmp_path):
 
 
 @pytest.mark.parametrize("corpus, queries, qrels, message", [
-    (CORPUS, ASKED, [("q1", "d3", 1)], r"dev.tsv:2: the document 'd3' of query 'q1' is not in .*/corpus"),
+    (CORPUS, ASKED, [("q1", "d3", 1)], r"dev.tsv:2: the document 'd3' is not in .*/corpus.jsonl; add"),
     (CORPUS, ASKED, [("q1", "d1", 1), ("q9", "d1", 1)], r"dev.tsv:3: the query 'q9' is not in .*queries.jsonl"),
     (CORPUS, ASKED, [("q1", "d1", 0)], r"dev.tsv: no score is above 0, so that no query has a relevant document"),
+    (CORPUS, ASKED, [("q1", "d1", 1), ("q1", "d1", 0)], r"dev.tsv:3: the score of 'd1' for 'q1' is 0, but an earlier"),
     ([], ASKED, [("q1", "d1", 1)], r"corpus.jsonl: has no example"),
     (CORPUS * 2, ASKED, [("q1", "d1", 1)], r"corpus.jsonl:4: a second text has the _id 'd2'"),
     ([{"_id": "d1", "body": "x"}], ASKED, [("q1", "d1", 1)], r"corpus.jsonl:1: no column 'text'; the columns are _id"),
 ])  # fmt: skip
 def test_mistakes_in_retrieval_data_are_named(corpus, queries, qrels, message, tmp_path):
+    folder = write_beir(tmp_path, corpus, queries, dev=qrels)
     with pytest.raises(UserError, match=message):
-        datasets.read_search(flagged(write_beir(tmp_path, corpus, queries, dev=qrels)), "dev")
+        datasets.read_search(flagged(folder), "dev")
+    with pytest.raises(UserError, match=message):
+        sets.ListFlagSource("", str(folder), "search", "", "").read("dev")
+
+
+def test_judgements_may_repeat_and_may_name_irrelevant_documents_that_are_missing(tmp_path):
+    qrels = [("q1", "d1", 1), ("q1", "d1", 1), ("q1", "d9", 0), ("q9", "d1", 0)]
+    folder = write_beir(tmp_path, CORPUS, ASKED, dev=qrels)
+    assert len(datasets.read_search(flagged(folder), "dev").texts) == 1
+    (ranking,) = sets.ListFlagSource("", str(folder), "search", "", "").read("dev").lists
+    assert ranking.grades == (1.0,)
 
 
 def test_missing_and_duplicate_files_of_a_folder_are_named(tmp_path):

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from bertjax.finetuning import metrics
 from bertjax.reranking.metrics import mean_metrics, ranking_metrics
 
 
@@ -34,6 +35,8 @@ def test_ndcg_is_at_most_one():
         for scores in (grades, 2 * grades - 1, rng.integers(0, 3, len(grades))):
             values = ranking_metrics(scores, grades)
             assert all(0 <= value <= 1 for value in values.values())
+    almost_equal = [1.0, 1.0, 1.0, np.nextafter(1.0, 2.0)]  # The quotient is rounded to a number above 1.
+    assert metrics.ndcg(almost_equal, almost_equal[::-1]) == 1
 
 
 @pytest.mark.parametrize("grades", [[0, 0, 0], [0, -1, 0], [-0.5, -2, -3]])

@@ -14,13 +14,14 @@ from bertjax.cli.next_commands import uses_of
 from bertjax.common.errors import UserError
 from bertjax.data.batch import Batch
 from bertjax.distributed.mesh import make_mesh, put_batch
+from bertjax.embedding.index import Hit
 from bertjax.finetuning import run as finetuning_run
 from bertjax.finetuning import sweep
 from bertjax.finetuning.task import FineTuning
 from bertjax.interop import conversion, pretrained
 from bertjax.launch.validate import validate
 from bertjax.library import checkpoints, load
-from bertjax.reranking import forms, run_files, trec
+from bertjax.reranking import forms, run_files, sets, trec
 from bertjax.reranking.ranking import Ranker, is_reranker
 from bertjax.training.checkpoints import checkpoint as stored
 from bertjax.training.optim.schedules import make_schedule
@@ -224,6 +225,7 @@ def test_a_classifier_with_one_label_is_evaluated_as_a_reranker(trained, folder,
     assert {name: scores[name] for name in expected} == pytest.approx(expected, abs=1e-6)
     assert 0 < scores["base_ndcg@10"] < scores["ndcg@10"]
     assert load(tmp_path / "classifier").rank("a ship", ["a rose"])[0].index == 0
+    assert uses_of(str(tmp_path / "classifier"))[0][:2] == ["bertjax", "rerank"]
 
 
 # Data and mistakes.
@@ -275,6 +277,19 @@ def test_queries_without_candidates_are_counted(trained, folder, tmp_path):
         checkpoints.evaluate(trained, folder / "beir", **description)
 
 
+@pytest.mark.parametrize("others, skipped", [([], 0), ([[0, 0]], 1), ([[-1, -2], [0, 0]], 2)])
+def test_queries_without_a_relevant_document_are_skipped_in_an_evaluation(others, skipped, trained, tmp_path):
+    rows = [{"query": f"q{i}", "documents": ["ship", "rose"], "grades": x} for i, x in enumerate([[1, 0], *others])]
+    write_table(tmp_path / "dev.jsonl", rows)
+    notes = []
+    scores = checkpoints.evaluate(trained, tmp_path / "dev.jsonl", on_note=notes.append).scores
+    assert scores["ndcg@10"] in (1.0, pytest.approx(1 / np.log2(3)))
+    assert (f"{skipped} queries without a relevant document skipped" in notes[0]) == (skipped > 0)
+    write_table(tmp_path / "dev.jsonl", rows[1:] or [{**rows[0], "grades": [-1, -2]}])
+    with pytest.raises(UserError, match=r"dev.jsonl: no query has a relevant document; add a grade above 0$"):
+        checkpoints.evaluate(trained, tmp_path / "dev.jsonl")
+
+
 def test_scores_of_a_teacher_are_no_grades_of_a_dev_set(checkpoint, tmp_path):
     rng = random.Random(0)
     rows = [{"q": sentence(rng, RELEVANT), "p": "ship", "n": "rose", "margin": 2 + i % 3} for i in range(40)]
@@ -313,6 +328,9 @@ def test_trials_of_a_sweep_with_different_batches_have_different_losses(folder, 
     ("lists", {"q": " ", "d": ["b"], "y": [1]}, "train.jsonl:1: q is empty"),
     ("labelled", {"q": "a", "d": "b", "y": "high"}, "train.jsonl:1: y is 'high', expected a number"),
     ("rerank", {"query": "a", "positive": [], "negative": ["b"]}, "train.jsonl:1: positive is an empty list"),
+    ("rerank", {"query": "a", "positive": ["b"], "negative": ["c"], "documents": ["b"]},
+     "train.jsonl:1: has both 'documents' and 'negative'; use one of both"),
+    ("lists", {"q": "a", "d": ["b"], "y": [[1]]}, "train.jsonl:1: y has [1], expected a number"),
 ])  # fmt: skip
 def test_a_wrong_list_names_its_line(form, row, message, tmp_path):
     write_table(tmp_path / "train.jsonl", [row])
@@ -326,6 +344,8 @@ def test_a_wrong_list_names_its_line(form, row, message, tmp_path):
     ({"data.form": "list"}, "config.data.form = 'list': choose one of pairs, labelled, lists, rerank, squad, search"),
     ({"data.label": ""}, "config.data.label = '': must name the column of the grades"),
     ({"data.candidates": "run.trec"}, "config.data.candidates = 'run.trec': a run file names documents by ids"),
+    ({"data.form": "pairs", "data.dev.label": "a,b,c"},
+     "config.data.dev.label = 'a,b,c': names 3 columns, expected 1 (the score of each document) or 0"),
     ({"data.windows": "sum"}, "config.data.windows = 'sum': "),
     ({"loss.negatives": -1}, "config.loss.negatives = -1: must be the number of in-batch negatives"),
     ({"distill.teacher": "t", "loss.name": "binary_cross_entropy"}, "config.loss.name = 'binary_cross_entropy': needs"),
@@ -362,6 +382,42 @@ def test_a_wrong_run_file_is_refused_in_one_line(line, message, trained, folder,
     assert message in str(error.value) and "\n" not in str(error.value) and not (tmp_path / "new.trec").exists()
 
 
+@pytest.mark.parametrize("ignores, expected", [(False, ["q1 d1", "q1 d2", "d1 d1", "d1 d2"]),
+                                               (True, ["q1 d1", "q1 d2", "d1 d2", "d1 d3"])])  # fmt: skip
+def test_a_run_file_can_leave_out_the_document_with_the_id_of_the_query(ignores, expected, tmp_path):
+    class Index:
+        def search(self, texts, top_k):
+            return [[Hit(1.0 / i, f"d{i}", "x") for i in (1, 2, 3)][:top_k] for _ in texts]
+
+    line = run_files.write_run(Index(), {"q1": "a", "d1": "b"}, tmp_path / "run.trec", 2, ignores)
+    assert line.startswith("4 documents of 2 queries in ")
+    run_lines = (tmp_path / "run.trec").read_text().splitlines()
+    assert [" ".join(text.split()[::2][:2]) for text in run_lines] == expected
+
+
+@pytest.mark.parametrize("rows, flags, message", [
+    ([{"_id": "a b", "text": "x"}], ["--run=run.trec"], "queries.jsonl: the id 'a b' has a space"),
+    ([{"_id": "a", "text": "x"}, {"_id": "a", "text": "y"}], ["--run=run.trec"], "a second text has the _id 'a'"),
+    ([{"_id": "a", "text": "x"}], ["--run=."], ".: is a folder"),
+    ([{"_id": "a", "text": "x"}], ["--run=run.trec", "--json"], "--json: is for queries on the command line"),
+])  # fmt: skip
+def test_a_mistake_is_refused_before_the_search(rows, flags, message, tmp_path):
+    write_table(tmp_path / "queries.jsonl", rows)
+    (tmp_path / "documents.txt").write_text("a\n")
+    flags = ["--queries=queries.jsonl", "--corpus=documents.txt", *flags]
+    result = command("search", "no-checkpoint", *flags, cwd=tmp_path)
+    assert result.returncode == 1 and message in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_the_dev_file_of_a_folder_with_a_test_file_is_the_dev_set(tmp_path):
+    for name in ("dev", "test"):
+        write_table(tmp_path / f"{name}.jsonl", [{"query": name, "positive": ["b"], "negative": ["c"]}])
+    source = sets.ListSource("data", str(tmp_path), "rerank", "", "")
+    assert [ranking.query for ranking in sets.read_dev(source).lists] == ["dev"]
+    (tmp_path / "dev.jsonl").unlink()
+    assert [ranking.query for ranking in sets.read_dev(source).lists] == ["test"]
+
+
 def test_an_interrupted_reranking_writes_no_file(trained, folder, tmp_path, monkeypatch):
     monkeypatch.setattr(run_files, "DOCUMENTS_AT_ONCE", 20)
     scores, calls = Ranker.scores, itertools.count()
@@ -385,6 +441,8 @@ def test_an_interrupted_reranking_writes_no_file(trained, folder, tmp_path, monk
     (["--query=a", "--input=none.txt"], "error: --input=none.txt: no such file"),
     (["--data=beir"], "error: --candidates: is missing; run files need --data, --candidates and --output"),
     (["--data=none", "--candidates=run.trec", "--output=x"], "error: --data=none: no such folder"),
+    (["--data=beir", "--candidates=run.trec", "--output=x", "--json"], "error: --json=True: is for one query"),
+    (["--data=beir", "--candidates=run.trec", "--output=beir"], "error: beir: is a folder; name a file to write"),
 ])  # fmt: skip
 def test_a_wrong_flag_of_rerank_is_refused_in_one_line(arguments, message, trained, folder):
     result = command("rerank", trained, *arguments, cwd=folder)
