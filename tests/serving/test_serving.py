@@ -400,7 +400,9 @@ def test_a_wrong_input_is_refused_with_its_number(learnt, method, content, messa
 def test_each_choice_of_pooled_states_is_compiled_once(learnt, monkeypatch):
     apply_model, traced = predictor.apply_model, []
     monkeypatch.setattr(predictor, "apply_model", lambda *inputs: traced.append(inputs) or apply_model(*inputs))
-    choices = [{"pool": pool, "layers": layers} for pool in POOLS for layers in ("embeddings", "sum_all")]
+    choices = [
+        {"pool": pool, "layers": layers} for pool in POOLS for layers in ("embeddings", "last", "sum_all")
+    ]  # more than 8
     with serving_here(serving_http.Server(bertjax.load(GOLDEN), LIMITS)) as url:
         for more in [*choices, *choices]:
             assert post(f"{url}/embed", {"texts": "the whale", **more})[0] == 200
