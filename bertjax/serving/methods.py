@@ -132,10 +132,6 @@ class TagMethod(PredictMethod):
 
     inputs_type: ClassVar[Any] = list[str]
 
-    def compute(self, model: Model, inputs: Sequence[str]) -> list[Any]:
-        """Returns the words, their tags and the entities."""
-        return list(model.tag(inputs))
-
 
 class QuestionInContext(TypedDict):
     """A question and the text that contains the answer."""
