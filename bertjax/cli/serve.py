@@ -21,7 +21,7 @@ _CHECKPOINT = define_checkpoint_flag()
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "The address to listen on; 0.0.0.0 listens on all addresses.")
 _PORT = flags.DEFINE_integer("port", 8000, "The port; 0 chooses a free port.")
 _DTYPE = define_dtype_flag()
-_BATCH = flags.DEFINE_integer("batch", 32, "The largest number of texts of a batch; a power of two.")
+_BATCH = flags.DEFINE_integer("batch", 32, "The largest number of texts of a batch.")
 _MOST_TEXTS = flags.DEFINE_integer("max_texts", 256, "The largest number of texts of a request.")
 _MOST_CHARACTERS = flags.DEFINE_integer("max_characters", 100_000, "The largest number of characters of a request.")
 _MOST_WAITING = flags.DEFINE_integer(
@@ -56,8 +56,6 @@ def _check_flags() -> None:
     for flag in (_BATCH, _MOST_TEXTS, _MOST_CHARACTERS, _MOST_WAITING, _GRACE):
         if flag.value < 1:
             raise UserError(f"--{flag.name}={flag.value}: must be at least 1")
-    if _BATCH.value & (_BATCH.value - 1):
-        raise UserError(f"--batch={_BATCH.value}: must be a power of two, such as 32")
     if _MOST_WAITING.value < _MOST_TEXTS.value:
         raise UserError(
             f"--max_waiting={_MOST_WAITING.value}: must be at least --max_texts={_MOST_TEXTS.value}, the texts of one "

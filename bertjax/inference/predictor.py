@@ -17,8 +17,8 @@ from bertjax.common.errors import DamagedWeights, UserError
 from bertjax.config.model_config import Compute
 from bertjax.data.batch import Batch
 from bertjax.data.loading.evaluation import evaluation_batches, packed_evaluation
-from bertjax.data.loading.examples import Examples
-from bertjax.data.loading.packing import index_in_row
+from bertjax.data.loading.examples import Examples, next_power_of_two
+from bertjax.data.loading.packing import index_in_row, round_up
 from bertjax.distributed.mesh import Rows, compute_for, local_rows, replicated
 from bertjax.distributed.rules import RULES
 from bertjax.distributed.transfers import copy_to_devices, fetch_results
@@ -72,6 +72,7 @@ class Predictor:
     def __init__(self, model: nn.Module, pooled: bool, mesh: Mesh, batch_size: int, packs: bool) -> None:
         self._mesh, self._batch_size, self._longest = mesh, batch_size, model.config.max_position_embeddings
         self._pooled, self._packs = pooled, packs
+        self._ways = mesh.shape["data"] * mesh.shape["fsdp"]  # The number of rows of a batch is a multiple of it.
         self._apply = jax.jit(functools.partial(apply_model, model, pooled), out_shardings=replicated(mesh))
 
     def __call__(
@@ -105,8 +106,9 @@ class Predictor:
         return self._packed(examples, rows_of) if self._packs else self._padded(examples, rows_of)
 
     def _padded(self, examples: Examples, rows_of: Rows) -> Iterator[tuple[Places, Batch]]:
-        host_rows = rows_of(self._batch_size)
-        for rows, length in evaluation_batches(examples, self._batch_size, self._longest):
+        row_count = min(self._batch_size, round_up(next_power_of_two(len(examples)), self._ways))
+        host_rows = rows_of(row_count)
+        for rows, length in evaluation_batches(examples, row_count, self._longest):
             places: Places = [
                 (example, row, slice(examples.lengths[example])) for row, example in enumerate(rows) if example >= 0
             ]
@@ -115,8 +117,8 @@ class Predictor:
             yield places, examples.batch(rows[host_rows], length)
 
     def _packed(self, examples: Examples, rows_of: Rows) -> Iterator[tuple[Places, Batch]]:
-        ways = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
-        for numbers, rows, starts, row_count, row in packed_evaluation(examples, self._batch_size, self._longest, ways):
+        packed_batches = packed_evaluation(examples, self._batch_size, self._longest, self._ways)
+        for numbers, rows, starts, row_count, row in packed_batches:
             if self._pooled:
                 places = list(zip(numbers, rows, index_in_row(rows)))
             else:

@@ -155,10 +155,9 @@ class Batches:
             results = results[len(work.inputs) :]
 
     def _results(self, key: Hashable, inputs: list[Any]) -> list[Any]:
-        """Repeats the last input so that the number of inputs is a power of two, because each number is compiled."""
+        """Returns the result of each input. `compute` pads batches to few shapes, because each shape is compiled."""
         self._seen(len(inputs))
-        missing = (1 << (len(inputs) - 1).bit_length()) - len(inputs)
-        return list(self._compute(key, inputs + inputs[-1:] * missing))[: len(inputs)]
+        return list(self._compute(key, inputs))
 
     def _next(self) -> list[_Work]:
         """Waits for works; takes the oldest work and works with the same key. Returns [] once closed and empty."""

@@ -86,6 +86,14 @@ class Computation(Endpoint, abc.ABC):
     def check(self, model: Model) -> None:
         """Raises `Refused` if the checkpoint does not have the ability."""
 
+    def supports(self, model: Model) -> bool:
+        """Returns whether the checkpoint has the ability."""
+        try:
+            self.check(model)
+        except Refused:
+            return False
+        return True
+
     def count(self, value: Any) -> int:
         """Returns the number of inputs in the field `field`, which is a value of JSON of any type.
 

@@ -18,11 +18,13 @@ from bertjax.serving import access
 from bertjax.serving.batches import Batches, Ended, Full
 from bertjax.serving.endpoint import Endpoint, Limits, Refused, Request
 from bertjax.serving.methods import request_methods_of
+from bertjax.serving.openai import OpenAI
 from bertjax.serving.page import key_page, page_of
 from bertjax.serving.routes import DESCRIPTIONS, computations_of, describe_paths
 
 CHARSETS = {"utf-8", "utf8", "us-ascii", "ascii", "utf-16", "iso-8859-1", "latin-1"}  # of the bodies of requests
 FAULT = "the server failed; the output of the server has the error"
+NOT_HTTP = "the request is not valid, unencrypted HTTP/1.1, or a line of its head has more than 8,190 bytes"
 ENDED = "the server cannot compute any more; the output of the server has the error; restart the server"
 
 
@@ -102,7 +104,8 @@ class Server:
 
     def _endpoint_of(self, path: str) -> Endpoint:
         """Returns the endpoint that writes the errors of a path if the request has not chosen a protocol."""
-        return DESCRIPTIONS.get(path) or next(iter(self._computations.get(path, ())), Endpoint())
+        unknown = OpenAI() if path.startswith("/v1/") else Endpoint()
+        return DESCRIPTIONS.get(path) or next(iter(self._computations.get(path, ())), unknown)
 
     def _is_authorized(self, request: web.Request) -> bool:
         """Returns whether a request has the API key, or does not need the key."""
@@ -144,7 +147,9 @@ class Server:
             if content is None:
                 raise Refused(400, f'{mistake}, such as {{"{computation.field}": ["..."]}}')
             if computation.field not in fields:
-                raise Refused(400, f'the body must be a JSON object with "{computation.field}"')
+                names = dict.fromkeys(protocol.field for protocol in protocols if protocol.supports(self._model))
+                wanted = " or ".join(f'"{name}"' for name in names or [computation.field])
+                raise Refused(400, f"the body must be a JSON object with {wanted}")
             if (count := computation.count(fields[computation.field])) > self._limits.texts:
                 message = f"{count} {computation.field}: a request may have at most {self._limits.texts}"
                 raise Refused(413, message)
@@ -180,6 +185,7 @@ class Server:
         sizes = list(map(request.method.size, request.inputs))
         if sum(sizes) > self._limits.characters:
             raise Refused(413, f"{sum(sizes):,} characters: a request may have at most {self._limits.characters:,}")
+        request.method.check(self._model, request.inputs)
         try:
             parts = self._batches.submit(request.method, request.inputs, sizes, rows)
         except Full:
@@ -228,13 +234,48 @@ def run(server: Server, host: str, port: int, grace: float) -> None:
     asyncio.run(_run(server.app(), host, port, grace))
 
 
+class Connection(web.RequestHandler):
+    """A connection of a client.
+
+    aiohttp prints bytes that are not HTTP, and answers with them as plain text. They can contain the API key.
+    """
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answers a request that aiohttp cannot read or answer, without its bytes, and closes the connection."""
+        if status >= 500 and exc is not None:
+            traceback.print_exception(exc)
+        if request.writer.output_size > 0:
+            raise ConnectionError("a part of the response has been sent")
+        response = _error(Endpoint(), status, FAULT if status >= 500 else NOT_HTTP)
+        response.force_close()
+        return response
+
+
+async def listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server:
+    """Sets up an application, and accepts connections. The caller closes the result, and cleans up the runner."""
+    await runner.setup()
+    loop, server = asyncio.get_running_loop(), runner.server
+    assert server is not None
+    return await loop.create_server(
+        lambda: Connection(server, loop=loop, access_log=None),  # type: ignore[arg-type]
+        host,
+        port,
+    )
+
+
 async def _run(app: web.Application, host: str, port: int, grace: float) -> None:
     # The runner waits twice for `shutdown_timeout`: for the requests, and then for the handlers that it has cancelled.
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=grace / 2, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, host, port)
     try:
-        await site.start()
+        listener = await listen(runner, host, port)
     except OSError as error:
         await runner.cleanup()
         raise UserError(
@@ -246,7 +287,8 @@ async def _run(app: web.Application, host: str, port: int, grace: float) -> None
             loop.add_signal_handler(number, stopped.set)
         except NotImplementedError:  # on Windows
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(stopped.set))
-    print(f"serving on http://{host or '0.0.0.0'}:{runner.addresses[0][1]}", flush=True)
+    print(f"serving on http://{host or '0.0.0.0'}:{listener.sockets[0].getsockname()[1]}", flush=True)
     await stopped.wait()
     print(f"stopping: answering the accepted requests, for up to {grace} s", flush=True)
+    listener.close()
     await runner.cleanup()

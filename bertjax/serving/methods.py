@@ -11,18 +11,24 @@ import numpy as np
 from msgspec import Meta
 
 from bertjax.common.errors import UserError
+from bertjax.config.limits import POOLS
 from bertjax.finetuning.classification import compute_logits
 from bertjax.finetuning.labels import label_type_of
 from bertjax.finetuning.tasks.swag import Swag
-from bertjax.inference.embedders import embedder_of
+from bertjax.inference.abilities import task_of
+from bertjax.inference.embedders import embedder_of, require_no_prompt
 from bertjax.inference.predictor import check_numbers
+from bertjax.inference.task import SEPARATOR, InputForm
 from bertjax.inference.text_embedding import TextEmbedder
 from bertjax.library.model import Model
 from bertjax.models import families
 from bertjax.models.family import ExposesAttention
+from bertjax.nn.layer_pooling import WITHOUT_WEIGHTS
 from bertjax.reporting import insight
 
 MOST_TOKENS = 128  # the attention of longer texts is not shown
+MOST_WORDS = 25_600  # the words for all masks of a request: the largest `top_k` for a mask in each of 256 texts
+MASK = "[MASK]"
 CHARACTERS_OF_TOKEN = 4  # the number of characters that a token id of a request counts for
 CACHED_EMBEDDERS = 8
 Width = Annotated[int, Meta(ge=0, le=10_000)]  # 0 for all dimensions, as in `Model.embed`
@@ -41,6 +47,9 @@ class Method(abc.ABC):
     field: ClassVar[str] = "texts"
     inputs_type: ClassVar[Any] = list[str]
     takes_one: ClassVar[bool] = False
+
+    def check(self, model: Model, inputs: Sequence[Any]) -> None:  # noqa: B027 (most methods have nothing to check)
+        """Raises `UserError` if a request cannot be computed. Called before the inputs of the request wait."""
 
     @abc.abstractmethod
     def compute(self, model: Model, inputs: Sequence[Any]) -> list[Any]:
@@ -65,6 +74,15 @@ class FillMaskMethod(Method):
 
     top_k: Annotated[int, Meta(ge=1, le=100)] = 5
 
+    def check(self, model: Model, inputs: Sequence[str]) -> None:
+        """Raises `UserError` if the answer would have too many words."""
+        masks = sum(text.count(MASK) for text in inputs)
+        if (words := masks * self.top_k) > MOST_WORDS:
+            raise UserError(
+                f"top_k = {self.top_k}: the answer for {masks:,} masks would have {words:,} words; expected at most "
+                f"{MOST_WORDS:,} words; decrease top_k, or send fewer masks in a request"
+            )
+
     def compute(self, model: Model, inputs: Sequence[str]) -> list[Any]:
         """Returns the text with the first words, and the likeliest words for each mask with their probabilities."""
         return [
@@ -77,6 +95,17 @@ class PredictMethod(Method):
     """Predicts with the task of a checkpoint: texts, and tuples of texts."""
 
     inputs_type: ClassVar[Any] = list[str | Annotated[tuple[str, ...], Meta(min_length=1)]]
+
+    def check(self, model: Model, inputs: Sequence[str | tuple[str, ...]]) -> None:
+        """Raises `UserError` if a text has another number of parts than the task expects, or an empty part."""
+        form = _input_form_of(model)
+        for number, value in enumerate(inputs):
+            parts = [value] if isinstance(value, str) else list(value)
+            if len(parts) not in form.parts or not all(map(str.strip, parts)):
+                raise UserError(
+                    f"{self.field}[{number}] = {parts!r:.60}: this checkpoint expects {form.usage}; send a list of "
+                    f'parts in place of "{SEPARATOR}"; no part may be empty'
+                )
 
     def compute(self, model: Model, inputs: Sequence[str | tuple[str, ...]]) -> list[Any]:
         """Returns the predictions of the task, such as labels, probabilities or a score."""
@@ -98,12 +127,10 @@ class ChoiceMethod(PredictMethod):
 
 
 @dataclasses.dataclass(frozen=True)
-class TagMethod(Method):
+class TagMethod(PredictMethod):
     """Tags words."""
 
-    def compute(self, model: Model, inputs: Sequence[str]) -> list[Any]:
-        """Returns the words, their tags and the entities."""
-        return list(model.tag(inputs))
+    inputs_type: ClassVar[Any] = list[str]
 
 
 class QuestionInContext(TypedDict):
@@ -119,6 +146,13 @@ class AnswerMethod(Method):
 
     field: ClassVar[str] = "questions"
     inputs_type: ClassVar[Any] = list[QuestionInContext]
+
+    def check(self, model: Model, inputs: Sequence[QuestionInContext]) -> None:
+        """Raises `UserError` for an empty question or context."""
+        for number, pair in enumerate(inputs):
+            for name, text in pair.items():
+                if not str(text).strip():
+                    raise UserError(f"{self.field}[{number}].{name} = {text!r:.60}: must not be empty")
 
     def compute(self, model: Model, inputs: Sequence[QuestionInContext]) -> list[Any]:
         """Returns the answers with their positions and probabilities."""
@@ -150,7 +184,11 @@ class EmbedMethod(Method):
 
     def compute(self, model: Model, inputs: Sequence[str | tuple[int, ...]]) -> list[Embedding]:
         """Returns the embeddings. The prompt is not added to token ids."""
-        embedder = _find_embedder(model, self)
+        if self.pool:
+            require_no_prompt(self.prompt, self.width)
+            embedder = _find_pooled_embedder(model, self.pool, self.layers or "last")
+        else:
+            embedder = _find_embedder(model, self)
         texts = [value for value in inputs if isinstance(value, str)]
         of_texts = zip(*embedder.encode(texts)) if texts else iter(())
         encoded = [next(of_texts) if isinstance(value, str) else _encode_ids(model, value) for value in inputs]
@@ -172,7 +210,18 @@ class EmbedMethod(Method):
 
 @functools.lru_cache(maxsize=CACHED_EMBEDDERS)
 def _find_embedder(model: Model, method: EmbedMethod) -> TextEmbedder:
+    """Returns the embedder for a prompt and a width. All these embedders share a compiled program."""
     return embedder_of(model.source, **dataclasses.asdict(method))
+
+
+@functools.lru_cache(maxsize=len(POOLS) * len(WITHOUT_WEIGHTS))
+def _find_pooled_embedder(model: Model, pool: str, layers: str) -> TextEmbedder:
+    """Returns the embedder that pools hidden states.
+
+    The cache holds the embedders of all options, with their compiled programs. Therefore a client that changes the
+    options in turn does not make the server compile in a loop.
+    """
+    return embedder_of(model.source, pool=pool, layers=layers)
 
 
 def _encode_ids(model: Model, ids: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, int]:
@@ -255,6 +304,14 @@ def request_methods_of(model: Model) -> dict[str, type[Method]]:
     if "predict" in methods and model.source.architecture == Swag.architecture:
         methods["predict"] = ChoiceMethod
     return methods
+
+
+@functools.lru_cache(maxsize=8)
+def _input_form_of(model: Model) -> InputForm:
+    """Returns the form of the inputs of a checkpoint's task. The search for the task takes several milliseconds."""
+    task = task_of(model.source)
+    assert task is not None  # The server has methods of a task for fine-tuned checkpoints only.
+    return task.inputs
 
 
 def compute_by_parts(inputs: Sequence[Any], compute: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from bertjax.library.model import Model
 from bertjax.serving import openai, rerank, text_embeddings_inference
-from bertjax.serving.endpoint import Computation, Description, MethodComputation, Refused
+from bertjax.serving.endpoint import Computation, Description, MethodComputation
 from bertjax.serving.methods import METHODS, Method
 
 # Protocols of other servers. Several protocols may share a path: the field with the inputs distinguishes them.
@@ -35,22 +35,14 @@ def computations_of(methods: dict[str, type[Method]], model: Model) -> dict[str,
     computations: dict[str, list[Computation]] = {path: [computation] for path, computation in COMPUTATIONS.items()}
     for name in METHODS | methods:
         protocols = computations.setdefault(f"/{name}", [])
-        if name in methods or not any(_supports(protocol, model) for protocol in protocols):
+        if name in methods or not any(protocol.supports(model) for protocol in protocols):
             protocols.insert(0, MethodComputation(name, methods.get(name), paths))
     return computations
 
 
-def _supports(computation: Computation, model: Model) -> bool:
-    try:
-        computation.check(model)
-    except Refused:
-        return False
-    return True
-
-
 def describe_paths(methods: Iterable[str], model: Model) -> str:
     """Returns the paths that the server answers with this checkpoint, for error messages."""
-    protocols = (path for path, computation in COMPUTATIONS.items() if _supports(computation, model))
+    protocols = (path for path, computation in COMPUTATIONS.items() if computation.supports(model))
     paths = dict.fromkeys([*(f"/{name}" for name in methods), *protocols])
     *first, last = PAGES
     return f"the paths are {', '.join(f'POST {path}' for path in paths)}, GET {', '.join(first)} and {last}"

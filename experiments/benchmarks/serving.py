@@ -31,10 +31,10 @@ BAD += ("fill_mask", {"texts": ["a [MASK]"] * 300}, 413), ("embed", {"texts": "a
 POOLED = {"pool": "mean", "layers": "last"}
 
 
-def texts_of(tokens: int) -> list[str]:
-    """Returns texts of common words with one mask, about `tokens` tokens long with [CLS] and [SEP]."""
+def texts_of(tokens: int, first: str = "[MASK]") -> list[str]:
+    """Returns texts of common words after the word `first`, `tokens` tokens long with [CLS] and [SEP]."""
     words, draw = "the man went to a house and it was there for you in all of his years".split(), random.Random(0)
-    return [" ".join(["[MASK]", *draw.choices(words, k=tokens - 3)]) for _ in range(TEXTS)]
+    return [" ".join([first, *draw.choices(words, k=tokens - 3)]) for _ in range(TEXTS)]
 
 
 class Client:
@@ -90,14 +90,8 @@ def resident(process: int) -> float:
     return int(re.search(r"VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{process}/status").read_text())[1]) / 1024
 
 
-def ways(folder: str, port: int, clients: int):
+def ways_to_fill_masks(model, folder: str, port: int, clients: int):
     """Yields names and functions that fill the masks of texts."""
-    import bertjax
-
-    model = bertjax.load(folder, dtype="float32")
-    if model.makes_vectors:
-        yield from ways_to_embed(model, folder, port, clients)
-        return
     yield (
         f"server, {clients} clients",
         lambda texts: in_parallel(port, clients, [("fill_mask", {"texts": t}) for t in texts]),
@@ -142,16 +136,21 @@ def main() -> None:
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         port = int(server.stdout.readline().rsplit(":", 1)[1])
-        sides = dict(ways(options.model, port, options.clients)) if options.rounds else {}
+        import bertjax
+
+        model = bertjax.load(options.model, dtype="float32")
+        ways = ways_to_embed if model.makes_vectors else ways_to_fill_masks
+        first = "the" if model.makes_vectors else "[MASK]"  # A tokenizer divides [MASK], except to fill masks.
+        sides = dict(ways(model, options.model, port, options.clients)) if options.rounds else {}
         for tokens in (16, 128) if options.rounds else ():
-            timed = {name: functools.partial(way, texts_of(tokens)) for name, way in sides.items()}
+            timed = {name: functools.partial(way, texts_of(tokens, first)) for name, way in sides.items()}
             for run in timed.values():
                 run()  # compiles
             timed = {name: functools.partial(seconds_of, run) for name, run in timed.items()}
             for name, seconds in in_turns(timed, options.rounds).items():
                 rates = [TEXTS / value for value in seconds]
                 print(table_row([f"{tokens} tokens", name, spread(rates)]), flush=True)
-        if Client(port)("v1/embeddings", {"input": "a"})[0] == 200:
+        if model.makes_vectors:
             return
         requests = mixed(options.requests, has_attention=Client(port)("attention", {"texts": "a"})[0] == 200)
         in_parallel(port, options.clients, requests[: len(requests) // 10])  # compiles

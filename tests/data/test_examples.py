@@ -205,6 +205,31 @@ def test_packed_evaluation_counts_every_example_once(batch_size, multiple):
     assert not list(evaluation.packed_evaluation(Examples([], []), batch_size, 128, multiple))
 
 
+@pytest.mark.parametrize(
+    "count, length, computed",
+    [
+        (16, 130, 2 * 8 * 192),  # not two batches of the 11 rows that a batch has at most
+        (9, 130, 11 * 192),
+        (25, 18, 4 * 128),  # not 8 rows of another length with much padding
+        (1, 5, 16),
+        (1, 600, 640),
+    ],
+)
+def test_packed_evaluation_computes_few_tokens_of_padding(count, length, computed):
+    ids = [np.ones(length, np.int32)] * count
+    batches = list(evaluation.packed_evaluation(Examples(ids, ids), 32, 1000, 1))
+    assert sum(row_count * row.tokens for *_, row_count, row in batches) == computed
+
+
+def test_packed_evaluation_has_few_shapes():
+    shapes = set()
+    for seed in range(200):
+        count, longest = np.random.default_rng(seed).integers([1, 3], [33, 40])
+        for *_, row_count, row in evaluation.packed_evaluation(make_examples(count, longest, seed), 32, 512, 1):
+            shapes.add((row_count, row))
+    assert len(shapes) <= 30
+
+
 def test_packed_batches_have_labels_and_choices():
     order, starts = (np.array([0, 2, -1, 1]), np.array([0, 0, 0, 1])), np.array([0, 3, 0, 0])
     row = RowSize(6, 3)

@@ -530,6 +530,18 @@ def test_packed_and_padded_fine_tuning_have_equal_loss(fine_tuning):
     assert_close(compute(examples.batch(np.arange(len(examples)), 12)), compute(packed))
 
 
+@pytest.mark.parametrize("devices, rows", [(1, 1), (4, 4)])
+def test_one_example_is_not_padded_to_the_batch_size(fine_tuning, devices, rows):
+    head, model, _, examples = fine_tuning
+    texts = max(1, examples.choices)
+    one = dataclasses.replace(
+        examples, input_ids=examples.input_ids[:texts], token_types=examples.token_types[:texts], labels=None
+    )
+    mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), ("data", "fsdp", "tensor"))
+    _, batch = predictor.Predictor(model, head.pooled, mesh, 8, packs=False).first(one)
+    assert len(batch["input_ids"]) == rows
+
+
 def test_packed_and_padded_predictions_are_equal(fine_tuning):
     """Packed examples run on four devices, padded examples on one."""
     head, model, params, examples = fine_tuning

@@ -1,11 +1,13 @@
 """The protocols of OpenAI, Jina, Cohere and text-embeddings-inference: requests, answers, errors, and the API key."""
 
+import asyncio
 import base64
 import concurrent.futures
 import contextlib
 import dataclasses
 import gzip
 import json
+import socket
 import threading
 import time
 import urllib.error
@@ -76,6 +78,13 @@ def get(url, path, key=""):
             return answer.status, answer.read().decode(), answer.headers
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode(), error.headers
+
+
+def exchange(url, request):
+    """Sends text over a connection; returns the text that the server sends until it closes the connection."""
+    with socket.create_connection(url.removeprefix("http://").split(":"), timeout=60) as connection:
+        connection.sendall(request.encode())
+        return b"".join(iter(lambda: connection.recv(4096), b"")).decode()
 
 
 def ids_of(model, text):
@@ -208,6 +217,7 @@ def test_embed_of_text_embeddings_inference(models, servers):
     np.testing.assert_allclose(named, model.embed(TEXTS, prompt="document"), atol=1e-5)
     assert len(post(url, {"inputs": TEXTS[0], "dimensions": 4})[1][0]) == 4
     assert post(url, {"texts": TEXTS})[1].keys() == {"results"}  # the form of bertjax
+    assert post(url, {"text": TEXTS})[1] == {"error": 'the body must be a JSON object with "texts" or "inputs"'}
     assert post(url, {"texts": TEXTS, "width": 0}) == post(url, {"texts": TEXTS})
 
 
@@ -476,6 +486,9 @@ def test_the_key_of_the_environment_is_not_printed(monkeypatch):
         with pytest.raises(urllib.error.HTTPError) as raised:
             urllib.request.urlopen(wrong, timeout=60)
         assert raised.value.code == 400 and KEY not in raised.value.read().decode()
+        for line in (f"Authorization: Bearer {KEY}\0", f"Authorization Bearer {KEY}", f"X: {KEY}{'x' * 9000}"):
+            answer = exchange(url, f"GET /info HTTP/1.1\r\nHost: a\r\n{line}\r\n\r\n")
+            assert " 400 " in answer and serving_http.NOT_HTTP in answer and KEY not in answer
         assert KEY not in process.stdout + process.stderr
 
 
@@ -523,6 +536,8 @@ def test_openai_client(models, guarded):
     vectors = [item.embedding for item in client.embeddings.create(model="mine", input=ids, dimensions=8).data]
     np.testing.assert_allclose(vectors, models["run"].embed(TEXTS, prompt="", width=8), atol=1e-5)
     assert [model.id for model in client.models.list()] == [models["run"].path]
+    with pytest.raises(openai.NotFoundError, match="the server has no path /v1/models/mine"):
+        client.models.retrieve("mine")
     with pytest.raises(openai.BadRequestError, match="dimensions = 5") as raised:
         client.embeddings.create(model="mine", input=TEXTS, dimensions=5)
     assert raised.value.type == "invalid_request_error"
@@ -530,6 +545,22 @@ def test_openai_client(models, guarded):
     with pytest.raises(openai.AuthenticationError) as raised:
         wrong.embeddings.create(model="mine", input=TEXTS)
     assert raised.value.code == "invalid_api_key"
+
+
+@pytest.mark.extra_packages
+def test_asynchronous_openai_client(models, guarded):
+    openai = pytest.importorskip("openai")
+    texts = [f"the ship {'saw ' * number}" for number in range(8)]
+
+    async def embed():
+        async with openai.AsyncOpenAI(base_url=f"{guarded['run']}/v1", api_key=KEY, max_retries=0) as client:
+            requests = [client.embeddings.create(model="mine", input=texts[i : i + 3]) for i in range(6)]
+            return await asyncio.gather(*requests)
+
+    expected = models["run"].embed(texts)
+    for first, response in enumerate(asyncio.run(embed())):
+        vectors = [item.embedding for item in response.data]
+        np.testing.assert_allclose(vectors, expected[first : first + 3], atol=1e-5)
 
 
 @pytest.mark.extra_packages

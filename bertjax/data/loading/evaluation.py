@@ -1,14 +1,54 @@
 """Batches of examples for evaluation and prediction: each example occurs once, in few different shapes."""
 
+import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from bertjax.data.batch import RowSize
 from bertjax.data.loading import packing
-from bertjax.data.loading.examples import Examples, choose_row_size, next_power_of_two, padded_length
+from bertjax.data.loading.examples import (
+    LENGTHS,
+    Examples,
+    cost_of_row,
+    next_power_of_two,
+    padded_length,
+    row_lengths,
+)
 
 EVALUATED_TOKENS = 64  # tokens per example of a packed batch of predictions
+LEAST_TOKENS = 4  # mean tokens of the examples of a full row. The same number for all batches gives few shapes.
+
+
+class _PackedRows(NamedTuple):
+    """Examples in packed rows, divided into batches of equal shape.
+
+    Attributes:
+      row: the size of a row.
+      rows: the row of each example, `[examples]`.
+      batches: the number of batches.
+      row_count: the number of rows of a batch: a power of two, or the most rows of a batch, so that few shapes are
+        compiled.
+    """
+
+    row: RowSize
+    rows: np.ndarray
+    batches: int
+    row_count: int
+
+    @property
+    def cost(self) -> float:
+        """The time of all rows, with rows of padding."""
+        return self.batches * self.row_count * cost_of_row(self.row)
+
+
+def _pack(examples: Examples, row: RowSize, tokens: int) -> _PackedRows:
+    """Packs examples into rows for batches of about `tokens` tokens."""
+    rows = packing.best_fit(examples.tokens, row, np.random.default_rng(0))
+    most, needed = math.ceil(tokens / row.tokens), int(rows.max()) + 1
+    batches = math.ceil(needed / most)
+    return _PackedRows(row, rows, batches, min(next_power_of_two(math.ceil(needed / batches)), most))
 
 
 def packed_evaluation(
@@ -16,22 +56,25 @@ def packed_evaluation(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, int, RowSize]]:
     """Yields the arguments of `Examples.packed` for batches of equal shape. Each example occurs in one batch.
 
-    A batch has at most `batch_size * EVALUATED_TOKENS` tokens, rounded up to `multiple` rows.
+    A batch has at most `batch_size * EVALUATED_TOKENS` tokens, rounded up to `multiple` rows. The rows have the size
+    that costs the least time. The size does not depend on `multiple`, so that the rows do not depend on the devices.
 
     Args:
       examples: the examples to evaluate.
       batch_size: determines the number of tokens of a batch.
-      longest: see `choose_row_size`.
+      longest: see `row_lengths`.
       multiple: the number of rows of a batch is a multiple of this number.
     """
     if not len(examples):
         return
-    row = choose_row_size(examples, batch_size, longest)
-    rows = packing.best_fit(examples.tokens, row, np.random.default_rng(0))
-    needed = next_power_of_two(rows.max() + 1)
-    count = packing.round_up(min(needed, batch_size * EVALUATED_TOKENS / row.tokens), multiple)
-    order = np.argsort(rows, kind="stable")
-    rows, tokens = rows[order], examples.tokens[order]
+    longest_example = int(examples.tokens.max())
+    if longest_example > LENGTHS[-1]:  # Few different lengths need few compilations.
+        longest_example = max(longest_example, min(longest, packing.round_up_coarsely(longest_example, 1)))
+    sizes = [RowSize(length, max(1, length // LEAST_TOKENS)) for length in row_lengths(longest_example, longest)]
+    packed = min((_pack(examples, row, batch_size * EVALUATED_TOKENS) for row in sizes), key=lambda packed: packed.cost)
+    count, row = packing.round_up(packed.row_count, multiple), packed.row
+    order = np.argsort(packed.rows, kind="stable")
+    rows, tokens = packed.rows[order], examples.tokens[order]
     starts = packing.starts_in_rows(rows, tokens)
     for first in range(0, rows[-1] + 1, count):
         in_batch = slice(*np.searchsorted(rows, [first, first + count]))

@@ -412,27 +412,40 @@ def _counts_of_equal_batches(lengths: Sequence[int], batches: int) -> list[int]:
     return counts
 
 
+def row_lengths(longest_example: int, longest: int) -> list[int]:
+    """Returns the lengths of packed rows that hold the longest example; its length alone, if it exceeds all `LENGTHS`.
+
+    Args:
+      longest_example: the tokens of the longest example.
+      longest: the largest length to choose. A longer example makes the rows as long as the example.
+    """
+    largest = max(longest, longest_example)
+    return [length for length in LENGTHS if longest_example <= length <= largest] or [longest_example]
+
+
+def cost_of_row(row: RowSize) -> float:
+    """Returns the time of a row, in the time of a token without attention."""
+    return row.tokens * (1 + row.tokens / COSTLY_LENGTH)
+
+
 def choose_row_size(examples: Examples, batch_size: int, longest: int) -> RowSize:
-    """Returns the size of packed rows that costs the least time and holds the longest example.
+    """Returns the size of packed rows that costs the least time in training.
 
     Args:
       examples: the examples to pack.
       batch_size: examples of a batch.
-      longest: the largest length to choose. A longer example makes the rows as long as the example.
+      longest: see `row_lengths`.
 
     The size does not depend on the devices and the microbatches, so that neither do the batches.
     """
-    longest_example, mean = int(examples.tokens.max()), examples.tokens.mean()
-    largest = max(longest, longest_example)
-    lengths = [length for length in LENGTHS if longest_example <= length <= largest] or [longest_example]
 
     def cost(row: RowSize) -> float:
         rows = packing.best_fit(examples.tokens, row, np.random.default_rng(0)).max() + 1
         rows = math.ceil(rows * batch_size / max(len(examples), batch_size))
-        return rows * row.tokens * (1 + row.tokens / COSTLY_LENGTH)
+        return rows * cost_of_row(row)
 
-    sizes = [RowSize(length, next_power_of_two(math.ceil(2 * length / mean))) for length in lengths]
-    return min(sizes, key=cost)
+    lengths, mean = row_lengths(int(examples.tokens.max()), longest), examples.tokens.mean()
+    return min((RowSize(length, next_power_of_two(math.ceil(2 * length / mean))) for length in lengths), key=cost)
 
 
 class PackedOrder(Order):
