@@ -104,8 +104,9 @@ def training_lists(train: ListSet, source: ListSource, config: ConfigDict) -> tu
         train, dropped = sets.positives_first(train)
         notes += [f"training: {dropped:,} queries without a relevant document skipped"] if dropped else []
         source.require(bool(train.lists), "path", "no query has a relevant document; add a grade above 0")
-        has_negatives = config.loss.negatives or any(len(ranking.documents) > 1 for ranking in train.lists)
-        if not has_negatives:
+        documents = {document for ranking in train.lists for document in ranking.documents}
+        source.require(len(documents) > 1, "path", "all queries have the same document; add other documents")
+        if not config.loss.negatives and all(len(ranking.documents) == 1 for ranking in train.lists):
             raise UserError(
                 "config.loss.negatives = 0: no query has a document with the grade 0; add such documents, or set "
                 "loss.negatives=4"

@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import random
+import shutil
 
 import jax
 import numpy as np
@@ -358,6 +359,21 @@ def test_a_mistake_in_the_config_is_one_line(fields, message, folder, checkpoint
     with pytest.raises(UserError) as error:
         validate(config)
         finetuning_run.load_inputs(finetuning_run.resolve(config, None).config, tmp_path, None)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("documents, negatives, message", [
+    (["a"], 4, "all queries have the same document; add other documents"),
+    (["a", "b"], 0, "config.loss.negatives = 0: no query has a document with the grade 0; add such documents"),
+])  # fmt: skip
+def test_documents_without_negatives_are_refused(documents, negatives, message, folder, checkpoint, tmp_path):
+    rows = [{"query": f"q {i}", "documents": [documents[i % len(documents)]], "grades": [1]} for i in range(8)]
+    write_table(tmp_path / "train.jsonl", rows)
+    shutil.copy(folder / "dev.jsonl", tmp_path)
+    fields = {"loss.name": "multiple_negatives", "loss.negatives": negatives}
+    config = finetuning_run.resolve(config_for(tmp_path, checkpoint, **fields), None).config
+    with pytest.raises(UserError) as error:
+        finetuning_run.load_inputs(config, tmp_path, None)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
