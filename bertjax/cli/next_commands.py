@@ -77,7 +77,7 @@ def _first_use(
     objectives = [term.name for term in terms_of_run(settings)]
     is_google = place.format not in ("huggingface", "peft") and not architecture and "objective" not in settings
     if task is not None:
-        if settings.get("task") == "rerank":
+        if settings.get("task") == "rerank" or _is_cross_encoder(place):
             return command("rerank", checkpoint, "--query=a query", "a document", "another document")
         columns = len(task.text_columns(settings)) if settings.get("task") else 0
         texts = ["a text", "another text", "a third text"][: columns or task.inputs.parts.start]
@@ -90,9 +90,22 @@ def _first_use(
     return command("extract", checkpoint, "--pool=mean", "--output=vectors.npy", "a text")
 
 
+def _is_cross_encoder(place: "Place") -> bool:
+    """Returns whether a checkpoint is the folder of a CrossEncoder that computes one score for a pair of texts."""
+    from bertjax.interop import huggingface, sentence_transformers
+    from bertjax.interop.places import TransformersPlace
+
+    if not isinstance(place, TransformersPlace) or place.embedding_folder:
+        return False
+    architecture, labels, _ = huggingface.read_head(place.folder / huggingface.CONFIG)
+    settings = sentence_transformers.read_classifier(place.folder, place.read_config(), architecture, place.modules)
+    return len(labels) == 1 and "activation_fn" in settings
+
+
 def _fine_tuning_command(checkpoint: str, settings: ConfigDict) -> list[str]:
     from bertjax.config.defaults import fine_tuning_config
-    from bertjax.finetuning.run import NARROW_RATE, WIDE
+    from bertjax.finetuning.run import WIDE
+    from bertjax.inference.task import NARROW_RATE
 
     overrides = ["--config=classify", f"--config.init_checkpoint={checkpoint}", "--config.data.path=reviews.csv"]
     if settings.model.get("hidden_size", WIDE) < WIDE:
