@@ -37,7 +37,7 @@ def get_config():
         dict(
             # binary_cross_entropy | mse (of single pairs; a batch has batch_size pairs) | multiple_negatives |
             # margin_mse | list_net | list_mle | position_aware_list_mle | rank_net | lambda | kl (a batch has
-            # batch_size lists).
+            # batch_size lists). With a few thousand queries with negatives, begin with list_net and batches of 8 lists.
             name="binary_cross_entropy",
             positive_weight=1.0,  # binary_cross_entropy: the weight of positive pairs
             scale=10.0,  # multiple_negatives: multiplies the sigmoid of a score

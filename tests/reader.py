@@ -166,7 +166,7 @@ def write_inputs(folder: pathlib.Path, checkpoint: pathlib.Path) -> None:
     """Writes the input files that the pages expect."""
     rng = random.Random(0)
     (folder / "experiments").symlink_to(ROOT / "experiments")
-    for name in ("bert-base-uncased", "small-bert", "path/to/bert-base-uncased"):
+    for name in ("bert-base-uncased", "small-bert", "all-MiniLM-L6-v2", "path/to/bert-base-uncased"):
         shutil.copytree(checkpoint, folder / name)
     for name in (
         "tekstit/wikipedia-000.txt", "tekstit/lehdet/1998.txt", "rulings/1.txt", "domain.txt", "general.txt",

@@ -56,13 +56,11 @@ def uses_of(checkpoint: str) -> list[list[str]]:
 
 def _read_description(checkpoint: str, place: "Place") -> tuple[str, ConfigDict]:
     """Returns the transformers class and the settings of a checkpoint, from its config files."""
-    from bertjax.interop import huggingface, pretrained
-    from bertjax.interop.places import AdapterPlace
+    from bertjax.interop import pretrained
+    from bertjax.interop.places import TransformersPlace
 
     architecture, settings = pretrained.read_settings(checkpoint)
-    if place.format == "huggingface" and not place.embedding_folder:
-        architecture, *_ = huggingface.read_head(place.folder / huggingface.CONFIG)
-    if isinstance(place, AdapterPlace) and not place.embedding_folder:
+    if isinstance(place, TransformersPlace) and not place.embedding_folder:
         architecture = place.read_architecture()
     return architecture, settings
 
@@ -102,7 +100,8 @@ def _has_one_label(place: "Place", architecture: str) -> bool:
 
 def _fine_tuning_command(checkpoint: str, settings: ConfigDict) -> list[str]:
     from bertjax.config.defaults import fine_tuning_config
-    from bertjax.finetuning.run import NARROW_RATE, WIDE
+    from bertjax.finetuning.run import WIDE
+    from bertjax.inference.task import NARROW_RATE
 
     overrides = ["--config=classify", f"--config.init_checkpoint={checkpoint}", "--config.data.path=reviews.csv"]
     if settings.model.get("hidden_size", WIDE) < WIDE:

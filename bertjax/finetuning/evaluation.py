@@ -23,7 +23,7 @@ def score_file(
     Args:
       source: the checkpoint.
       path: the file, or a folder for embeddings.
-      on_note: receives the lines about the examples before the checkpoint is scored.
+      on_note: receives the lines about the examples before the checkpoint is scored, and a remark on the scores.
       task: the task that reads the file; None for the task of the checkpoint.
       **flags: the description of the file, see `ReadsLabelledFiles.reading_flags`; None for unset flags.
 
@@ -41,4 +41,7 @@ def score_file(
     split = task.read_labelled(source, path, **set_flags)
     if split.note:
         on_note(split.note)
-    return score(source, split)
+    scores = score(source, split)
+    if remark := split.remark(scores.scores):
+        on_note(remark)
+    return scores

@@ -36,8 +36,7 @@ from bertjax.training.planning import Planned, PlannedStage, Planning
 from bertjax.training.run import Run, RunKind
 from bertjax.training.scores import Scores
 
-# Turc et al. 2019 fine-tune models narrower than 512 with rates up to 3e-4.
-WIDE, NARROW_RATE = 512, 3e-4
+WIDE = 512  # a model with a smaller hidden size is narrow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +93,9 @@ class FineTuningRun(Run):
             )
         if data.baseline:
             text += f"\nbaseline (the same prediction for all examples): {data.metric} {100 * data.baseline:.2f}"
-        return text
+        scores = trained.best_scores or trained.scores
+        remarks = [split.remark(scores.scores) for split in data.dev] if scores is not None else []
+        return "\n".join([text, *filter(None, remarks)])
 
     def reopen(self, config: ResolvedConfig) -> "FineTuningRun":
         """Opens this run with a config that has another number of steps, without reading the data again."""
@@ -166,7 +167,7 @@ def open_run(config: ResolvedConfig, inputs: RunInputs, data_notes: Sequence[str
         notes.append(
             f"config.optimizer.learning_rate = {config.optimizer.learning_rate:g}: low for a model with "
             f"hidden_size = {config.model.hidden_size}, which learns faster with "
-            f"--config.optimizer.learning_rate={NARROW_RATE:g}"
+            f"--config.optimizer.learning_rate={tasks.get(config.task).narrow_rate:g}"
         )
     return FineTuningRun(config, mesh, task, info, inputs.tokenizer, notes, inputs)
 

@@ -6,7 +6,7 @@ task is a class in one file, which the registry `bertjax.inference.tasks` finds.
 
 import abc
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 SEPARATOR = " ||| "  # between the parts of an input text
 PAPER_SWEEP = "batch_size=16,32 learning_rate=5e-5,4e-5,3e-5,2e-5 epochs=2,3,4"  # appendix A.3
+# Turc et al. 2019 fine-tune models narrower than 512 with rates up to 3e-4.
+NARROW_RATE = 3e-4
 # Keys of the params that belong to no head of fine-tuning.
 PRETRAINED_KEYS = {"bert", "masked_lm", "next_sentence"}
 
@@ -134,6 +136,14 @@ class Split(abc.ABC):
         """
         return {}
 
+    def remark(self, scores: Mapping[str, float | None]) -> str:
+        """Returns a line to print below the scores, such as a warning; "" by default.
+
+        Args:
+          scores: the scores of the checkpoint, also of other splits.
+        """
+        return ""
+
     def files(self, predictions: Any) -> dict[str, str]:
         """Returns the files to write to the workdir if this evaluation is the best of the run.
 
@@ -220,6 +230,7 @@ class FineTuningTask(abc.ABC):
       reused_params: top-level keys of the params of the head. A run starts with these params of its `init_checkpoint`
         if their shapes are equal. The other params of the head start at random.
       paper_sweep: the settings of `config.sweep = "paper"`: "FIELD=VALUE,VALUE ..." for each field.
+      narrow_rate: the learning rate that a run proposes for a model with a hidden size below 512.
     """
 
     architecture: ClassVar[str]
@@ -228,6 +239,7 @@ class FineTuningTask(abc.ABC):
     identity: ClassVar[tuple[str, ...]] = ()
     reused_params: ClassVar[tuple[str, ...]] = ()
     paper_sweep: ClassVar[str] = PAPER_SWEEP
+    narrow_rate: ClassVar[float] = NARROW_RATE
 
     @abc.abstractmethod
     def load(self, config: ConfigDict, tokenizer: Tokenizer) -> TaskData:

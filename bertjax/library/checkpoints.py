@@ -48,7 +48,8 @@ def evaluate(
       checkpoint: the checkpoint, as for `load`.
       data: a file of the same kind as the dev set of the run; for embeddings also a folder, such as a folder of BEIR.
       dtype: the type to compute in, as for `load`.
-      on_note: a function such as `print`, which is called with lines about the examples before the scores are computed.
+      on_note: a function such as `print`, which is called with lines about the examples before the scores are computed,
+        and with a warning about the scores.
       **description: for embeddings, values of the flags form, texts, label, widths, ignore_identical_ids,
         precision and rescore of
         `bertjax evaluate`, which describe the data.

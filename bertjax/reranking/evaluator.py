@@ -4,7 +4,7 @@ The metrics are the metrics of CrossEncoderRerankingEvaluator of sentence-transf
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -47,6 +47,16 @@ class RankedLists(Split):
         ranks = [-np.arange(len(ranking.documents)) for ranking in self.lists.lists]
         before = mean_metrics(ranks, grades, missing=missing)
         return scores | {f"base_{name}": value for name, value in before.items()}
+
+    def remark(self, scores: Mapping[str, float | None]) -> str:
+        """Returns a warning if the reranker makes the order of the candidates worse."""
+        after, before = scores.get(METRIC), scores.get(f"base_{METRIC}")
+        if after is None or before is None or after >= before:
+            return ""
+        return (
+            f"warning: {METRIC} is below base_{METRIC}: the reranker makes the order of the candidates worse. Train it "
+            f"on more queries, for more steps, with a higher learning rate, or with --config.loss.name=list_net"
+        )
 
     def files(self, predictions: list[np.ndarray]) -> dict[str, str]:
         """Returns the file with a few queries, their best documents and the first documents of the reranker."""

@@ -72,6 +72,7 @@ class Rerank(FineTuningTask, ReadsLabelledFiles, HasSampleData):
     inputs = InputForm(range(2, 3), 'pairs as "query ||| document"')
     identity = ("data.form", "data.windows", "data.heldout_seed", "loss.name")
     reused_params = ("classifier", "pooler")
+    narrow_rate = 2e-4  # ListNet; binary_cross_entropy diverged with 3e-4, see RESULTS.md
     reading_flags = ("form", "texts", "label", "candidates")
 
     def load(self, config: ConfigDict, tokenizer: Tokenizer) -> TaskData:

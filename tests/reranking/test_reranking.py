@@ -23,6 +23,7 @@ from bertjax.interop import conversion, pretrained
 from bertjax.launch.validate import validate
 from bertjax.library import checkpoints, load
 from bertjax.reranking import forms, run_files, sets, trec
+from bertjax.reranking.evaluator import RankedLists
 from bertjax.reranking.ranking import Ranker, is_reranker
 from bertjax.training.checkpoints import checkpoint as stored
 from bertjax.training.optim.schedules import make_schedule
@@ -212,6 +213,25 @@ def test_a_run_file_is_reranked_and_evaluated(trained, folder, tmp_path):
     assert scores["mrr@10"] == pytest.approx(np.mean([1 / (1 + rank) for rank in ranks]))
     assert scores["base_mrr@10"] == 1 / 4 and scores["base_map"] == 1 / 8  # One of two relevant documents is missing.
     assert scores["ndcg@10"] > scores["base_ndcg@10"]
+
+
+WARNING = "warning: ndcg@10 is below base_ndcg@10: "
+
+
+@pytest.mark.parametrize("after, is_warned", [(0.4, True), (0.5, False), (0.6, False), (float("nan"), False)])
+def test_evaluate_warns_of_a_reranker_that_makes_the_order_worse(after, is_warned, trained, folder, monkeypatch):
+    monkeypatch.setattr(RankedLists, "score", lambda *_: {"ndcg@10": after, "base_ndcg@10": 0.5})
+    printed: list[str] = []
+    checkpoints.evaluate(trained, folder / "dev.jsonl", on_note=printed.append)
+    assert any(line.startswith(WARNING) for line in printed) == is_warned
+
+
+def test_training_warns_of_a_reranker_that_makes_the_order_worse(folder, checkpoint, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(RankedLists, "score", lambda *_: {"ndcg@10": 0.4, "base_ndcg@10": 0.5})
+    run(config_for(folder, checkpoint, epochs=0.1), tmp_path / "run")
+    printed = capsys.readouterr().out
+    assert f"\n{WARNING}" in printed
+    assert "learns faster with --config.optimizer.learning_rate=0.0002\n" in printed
 
 
 def test_a_classifier_with_one_label_is_evaluated_as_a_reranker(trained, folder, tmp_path):
@@ -479,5 +499,8 @@ def test_a_checkpoint_without_scores_is_no_reranker(trained, checkpoint, folder,
         checkpoints.rerank(checkpoint, folder / "beir", folder / "run.trec", tmp_path / "new.trec")
 
 
-def test_the_command_after_a_run_ranks_documents(trained):
-    assert uses_of(str(trained))[0][:3] == ["bertjax", "rerank", str(trained)]
+def test_the_command_after_a_run_or_its_conversion_ranks_documents(trained, tmp_path):
+    folder = tmp_path / "cross-encoder"
+    conversion.convert(str(trained), folder, "huggingface")
+    for checkpoint in map(str, (trained, folder)):
+        assert uses_of(checkpoint)[0][:3] == ["bertjax", "rerank", checkpoint]
