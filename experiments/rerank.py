@@ -35,10 +35,10 @@ def get_config():
     ).unlock()
     config.loss = ml_collections.ConfigDict(
         dict(
-            # binary_cross_entropy | mse (of single pairs; a batch has batch_size pairs) | multiple_negatives |
-            # margin_mse | list_net | list_mle | position_aware_list_mle | rank_net | lambda | kl (a batch has
-            # batch_size lists). With a few thousand queries with negatives, begin with list_net and batches of 8 lists.
-            name="binary_cross_entropy",
+            # For lists (a batch has batch_size lists): multiple_negatives | margin_mse | list_net | list_mle |
+            # position_aware_list_mle | rank_net | lambda | kl. For single pairs (a batch has batch_size pairs):
+            # binary_cross_entropy | mse.
+            name="list_net",
             positive_weight=1.0,  # binary_cross_entropy: the weight of positive pairs
             scale=10.0,  # multiple_negatives: multiplies the sigmoid of a score
             negatives=4,  # multiple_negatives: the number of documents of other queries of the batch for each query
@@ -50,6 +50,7 @@ def get_config():
             temperature=1.0,  # kl: divides the scores of the model and of the teacher
         )
     )
+    config.batch_size = 8
     config.max_seq_length = 256
     config.epochs = 1.0
     config.packing = True

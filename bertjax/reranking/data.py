@@ -119,5 +119,10 @@ def training_lists(train: ListSet, source: ListSource, config: ConfigDict) -> tu
     kept = [ranking for ranking in train.lists if len(ranking.documents) > 1]
     if dropped := len(train.lists) - len(kept):
         notes.append(f"training: {dropped:,} lists with one document skipped, because the loss compares documents")
-    source.require(bool(kept), "path", "each list has one document; add negatives, for example with bertjax mine")
+    source.require(
+        bool(kept),
+        "path",
+        "each list has one document; add negatives, for example with bertjax mine, "
+        "or set loss.name=binary_cross_entropy",
+    )
     return train._replace(lists=kept), notes
