@@ -12,6 +12,7 @@ share of pairs whose good sentence has the higher likelihood, or the higher pseu
 masks. Chance is 50 %. --checkpoint takes any checkpoint that bertjax predict takes.
 """
 
+import contextlib
 import functools
 import json
 import sys
@@ -105,7 +106,8 @@ def _score_data(data: str) -> None:
 
     description = {flag.name: flag.value for flag in _READING}
     print_note = functools.partial(print, file=sys.stderr, flush=True)
-    scores = evaluate(_CHECKPOINT.value, data, _DTYPE.value, print_note, **description)
+    with contextlib.redirect_stdout(sys.stderr):  # the progress; stdout has the results only
+        scores = evaluate(_CHECKPOINT.value, data, _DTYPE.value, print_note, **description)
     if _JSON.value:
         print(json.dumps({"scores": scores.scores, "decided": scores.decided}, ensure_ascii=False), flush=True)
     else:

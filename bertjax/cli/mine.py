@@ -71,6 +71,9 @@ _SEED = flags.DEFINE_integer(
     upper_bound=2**31 - 1,
 )
 _OUTPUT = define_required_flag("output", "The .jsonl, .csv or .tsv file to write.")
+# For the KL divergence from the scores of a reranker. Teachers that were trained with ListNet, and teachers with a
+# sigmoid, have scores that differ by about 1.
+TEMPERATURES = {"student": 0.05, "teacher": 0.1}
 group_flags("Data", _DATA, _FORM, _TEXTS, _CORPUS, _OUTPUT)
 group_flags("Choice of negatives", _NEGATIVES, _FIRST, _LAST, _MARGIN, _MAX_SCORE, _MIN_SCORE, _SEED)
 group_flags("Reranker", _RERANKER, _SCORES)
@@ -118,6 +121,10 @@ def _training_command() -> list[str]:
         _FORM.value == "pairs" and dev != train and dev.is_file()
     ):  # The scores compare with the scores of the checkpoint.
         data += [f"--config.data.dev.path={dev}", f"--config.data.dev.texts={_TEXTS.value}"]
+    if _SCORES.value and _RERANKER.value:
+        scores = ",".join(f"score_{column}" for column in columns.split(",")[1:])
+        data += [f"--config.data.label={scores}", "--config.distill.what=kl"]
+        data += [f"--config.distill.{role}_temperature={value}" for role, value in TEMPERATURES.items()]
     checkpoint = f"--config.init_checkpoint={_CHECKPOINT.value}"
     return command("train", "--config=embed", checkpoint, *data, "--workdir=runs/mined")
 

@@ -157,5 +157,6 @@ def _embeddings(folder: WorkFolder, kind: str, embedder: TextEmbedder, texts: Se
     if not path.exists():
         (rows, _), cut = text_embedding.write_embeddings(path, embedder, texts, size=size)
         if cut:
-            print(f"{cut} of {rows} {kind} truncated to {embedder.source.max_seq_length} tokens", flush=True)
+            longest = embedder.source.max_seq_length
+            print(f"{cut:,} of {rows:,} {kind} truncated to {longest} tokens", flush=True)
     return np.load(path, mmap_mode="r"), work_folder.digest_of(inputs)

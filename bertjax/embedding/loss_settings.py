@@ -170,7 +170,8 @@ def make_loss(settings: ConfigDict, widths: Sequence[int], distill: ConfigDict |
     names = fields.names
     of_list = None
     if distill is not None and distill.get("what") == LISTS:
-        of_list = ListDivergence(*(distill.get(f"{role}_temperature", 0.0) for role in ("student", "teacher")))
+        student, teacher = (distill.get(f"{role}_temperature", 0.0) for role in ("student", "teacher"))
+        of_list = ListDivergence(student, teacher, fields.temperature)
     of_texts, of_score, of_label = (losses[names[value_type]] for value_type in (None, np.float32, np.int32))
     loss = ByForm(of_texts, of_score, of_label, of_list)
     return Matryoshka(loss, tuple(widths)) if widths else loss

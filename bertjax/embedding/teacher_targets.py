@@ -49,18 +49,23 @@ class ListDivergence:
     """The KL divergence of two distributions over the documents of a query (DistillKLDivLoss).
 
     A distribution is the softmax of scores, divided by a temperature. The divergence is multiplied by the squared
-    temperature of the student.
+    ratio of the student's temperature and `loss_temperature`. Its gradient therefore has the size of the gradient of
+    InfoNCE, whose logits are the cosines divided by `loss_temperature` (Hinton et al. 2015, section 2).
 
     Attributes:
       student_temperature: divides the scores of the student; 0: the temperature of the call.
       teacher_temperature: divides the scores of the teacher; 0: the temperature of the call.
+      loss_temperature: the temperature of InfoNCE. With 1.0, the divergence equals DistillKLDivLoss.
     """
 
     student_temperature: float = 0.0
     teacher_temperature: float = 0.0
+    loss_temperature: float = 1.0
 
     def __call__(self, scores: jax.Array, teacher_scores: jax.Array, temperature: float) -> jax.Array:
         """Returns the divergence of each example `[...]`; both scores are `[..., documents]`."""
         student, teacher = (x or temperature for x in (self.student_temperature, self.teacher_temperature))
         log_probs = jax.nn.log_softmax(scores / student)
-        return student**2 * optax.kl_divergence(log_probs, jax.nn.softmax(teacher_scores / teacher))
+        return (student / self.loss_temperature) ** 2 * optax.kl_divergence(
+            log_probs, jax.nn.softmax(teacher_scores / teacher)
+        )

@@ -22,7 +22,7 @@ class FineTuningEvaluator(Evaluator):
         decided: dict[str, float] = {}
         self._predictions = []
         for split in self._data.dev:
-            predictions = split.decode(self._predictor(params, split.examples, after_batch))
+            predictions = split.decode(self._predictor(params, split.examples, lambda _: after_batch()))
             scores |= split.score(predictions)
             decided |= split.decide(predictions)
             self._predictions.append(predictions)

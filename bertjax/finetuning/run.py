@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
-from bertjax.common.progress import phase
+from bertjax.common.progress import Bar, phase
 from bertjax.config.limits import require
 from bertjax.config.model_config import BertConfig
 from bertjax.config.resolved import Resolution, ResolvedConfig
@@ -267,7 +267,8 @@ def score(source: Pretrained, split: Split) -> Scores:
     returns an answer for each question, and pairs of embeddings tune the thresholds on these examples.
     """
     head = abilities.require_task(source).head(source)
-    predictions = split.decode(predict(head, source, split.examples))
+    with Bar("evaluating", [len(split.examples)], " examples") as bar:
+        predictions = split.decode(predict(head, source, split.examples, bar.update))
     scores = {name: value if math.isfinite(value) else None for name, value in split.score(predictions).items()}
     decided = {name: value for name, value in split.decide(predictions).items() if math.isfinite(value)}
     return Scores(scores, decided=source.decided or decided)

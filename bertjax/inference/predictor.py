@@ -76,14 +76,14 @@ class Predictor:
         self._apply = jax.jit(functools.partial(apply_model, model, pooled), out_shardings=replicated(mesh))
 
     def __call__(
-        self, params: dict, examples: Examples, after_batch: Callable[[], None] = lambda: None
+        self, params: dict, examples: Examples, after_batch: Callable[[int], None] = lambda examples: None
     ) -> list[np.ndarray]:
         """Returns the outputs of each example, on every host. Outputs of tokens exclude the padding.
 
         Args:
           params: the params of the model, on the mesh.
           examples: the examples, whose labels are not read.
-          after_batch: a function that is called after each batch.
+          after_batch: a function that is called after each batch, with the number of its examples.
         """
         outputs: list = [None] * len(examples)
         batch_places, batches = itertools.tee(self._batches(examples, functools.partial(local_rows, self._mesh)))
@@ -94,7 +94,7 @@ class Predictor:
             ):
                 for example, *index in places:
                     outputs[example] = batch_outputs[tuple(index)]
-                after_batch()
+                after_batch(len(places))
         return outputs
 
     def first(self, examples: Examples) -> tuple[jax.stages.Wrapped, Batch]:
@@ -132,16 +132,26 @@ class Predictor:
 make_predictor = functools.lru_cache(maxsize=4)(Predictor)
 
 
-def predict(head: Head, source: Pretrained, examples: Examples) -> list[np.ndarray]:
+def predict(
+    head: Head, source: Pretrained, examples: Examples, after_batch: Callable[[int], None] = lambda examples: None
+) -> list[np.ndarray]:
     """Returns the outputs of each example by a checkpoint, computed on one device.
+
+    Args:
+      head: the head of the checkpoint.
+      source: the checkpoint.
+      examples: the examples.
+      after_batch: a function that is called after each batch, with the number of its examples.
 
     Raises:
       UserError: if the outputs are NaN.
     """
-    return single_device_predictor(head, source)(examples)
+    return single_device_predictor(head, source, after_batch)(examples)
 
 
-def single_device_predictor(head: Head, source: Pretrained) -> Callable[[Examples], list[np.ndarray]]:
+def single_device_predictor(
+    head: Head, source: Pretrained, after_batch: Callable[[int], None] = lambda examples: None
+) -> Callable[[Examples], list[np.ndarray]]:
     """Returns a function from examples to the result of `predict`. The params are copied to the device only once."""
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
     model = head.model(source.config, source.head, compute=compute_for(source.dtype))
@@ -149,7 +159,7 @@ def single_device_predictor(head: Head, source: Pretrained) -> Callable[[Example
     predictor = make_predictor(model, head.pooled, mesh, PREDICTION_BATCH, head.can_pack(model))
 
     def outputs_of(examples: Examples) -> list[np.ndarray]:
-        outputs = predictor(params, examples)
+        outputs = predictor(params, examples, after_batch)
         check_numbers(*outputs)
         return outputs
 

@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from bertjax.common.errors import UserError
 from bertjax.data.loading.examples import Examples, PackedOrder, TrainingOrder
@@ -440,6 +441,18 @@ def test_the_distillation_loss_is_the_distance_of_vectors_or_scores():
     )
     expected = np.square(scores[0] - scores[1]).mean(-1)
     np.testing.assert_allclose(loss.divergence(student, scores[1], 1.0), expected, atol=1e-6)
+
+
+def test_a_certain_teacher_of_lists_gives_the_cross_entropy_of_infonce():
+    student = np.random.default_rng(0).normal(size=(6, 4, 8)).astype(np.float32)
+    student /= np.linalg.norm(student, axis=-1, keepdims=True)
+    fields = embed.get_config().loss
+    distill = ConfigDict(dict(what="kl", student_temperature=fields.temperature, teacher_temperature=0.01))
+    loss = loss_settings.make_loss(fields, (), distill)
+    logits = (student[:, :1] * student[:, 1:]).sum(-1) / fields.temperature
+    expected = np.log(np.exp(logits).sum(-1)) - logits[:, 0]
+    scores = np.tile(np.array([1, 0, 0], np.float32), (6, 1))  # the positive, and two negatives
+    np.testing.assert_allclose(loss.divergence(student, scores, 2.0), expected, rtol=1e-4, atol=1e-5)
 
 
 # A guide.

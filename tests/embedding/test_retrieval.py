@@ -459,6 +459,7 @@ def test_a_reranker_filters_and_scores_negatives(trained, reranker, tmp_path):
     )
     result = command("mine", *arguments, f"--reranker={reranker}", "--margin=0", "--scores", cwd=tmp_path)
     assert "mean reranker's scores: " in result.stdout, result.stderr
+    assert "--config.data.label=score_positive,score_negative_1 --config.distill.what=kl" in result.stderr
     rows = [json.loads(line) for line in (tmp_path / "mined.jsonl").read_text().splitlines()]
     pairs = [(row["anchor"], row[name]) for row in rows for name in ("positive", "negative_1")]
     scores = Ranker(pretrained.read_with_tokenizer(str(reranker))).scores(pairs).reshape(-1, 2)

@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import random
+import re
 import shutil
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from bertjax.cli.next_commands import uses_of
+from bertjax.common import progress
 from bertjax.common.errors import UserError
 from bertjax.data.batch import Batch
 from bertjax.distributed.mesh import make_mesh, put_batch
@@ -98,6 +100,12 @@ def test_training_improves_the_ranking_and_ranks_runs_by_ndcg(trained, folder):
     assert stored.read_scores(trained, 60).score == pytest.approx(scores["ndcg@10"])
     report = checkpoints.evaluate(trained, folder / "dev.jsonl")
     assert report.scores == pytest.approx(scores, abs=1e-6)
+
+
+def test_a_long_evaluation_prints_its_progress(trained, folder, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY_EARLY", 0)
+    checkpoints.evaluate(trained, folder / "dev.jsonl")
+    assert re.search(r"^evaluating: (\d+) examples of \1 examples", capsys.readouterr().out, re.MULTILINE)
 
 
 def step_of(config, tmp_path, data=1, fsdp=1, microbatches=1) -> tuple[dict, dict, Batch]:
