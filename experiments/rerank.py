@@ -50,7 +50,6 @@ def get_config():
             temperature=1.0,  # kl: divides the scores of the model and of the teacher
         )
     )
-    config.batch_size = 8
     config.max_seq_length = 256
     config.epochs = 1.0
     config.packing = True

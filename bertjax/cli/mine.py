@@ -71,9 +71,6 @@ _SEED = flags.DEFINE_integer(
     upper_bound=2**31 - 1,
 )
 _OUTPUT = define_required_flag("output", "The .jsonl, .csv or .tsv file to write.")
-# For the KL divergence from the scores of a reranker. Teachers that were trained with ListNet, and teachers with a
-# sigmoid, have scores that differ by about 1.
-TEMPERATURES = {"student": 0.05, "teacher": 0.1}
 group_flags("Data", _DATA, _FORM, _TEXTS, _CORPUS, _OUTPUT)
 group_flags("Choice of negatives", _NEGATIVES, _FIRST, _LAST, _MARGIN, _MAX_SCORE, _MIN_SCORE, _SEED)
 group_flags("Reranker", _RERANKER, _SCORES)
@@ -108,11 +105,15 @@ def main(arguments: list[str]) -> None:
         )
     print("\n".join(mined.lines), flush=True)
     if mined.rows >= mined.queries / 2:  # Otherwise, the warning in the lines has the remedy.
-        print_next(_training_command())
+        print_next(_training_command(mined.mean_scores))
 
 
-def _training_command() -> list[str]:
-    """Returns the words of a command that trains on the mined table."""
+def _training_command(mean_scores: tuple[float, float]) -> list[str]:
+    """Returns the words of a command that trains on the mined table.
+
+    Args:
+      mean_scores: the mean score of the positives and of the negatives.
+    """
     columns = ",".join(["anchor", "positive", *(f"negative_{i}" for i in range(1, _NEGATIVES.value + 1))])
     data = [f"--config.data.path={_OUTPUT.value}", f"--config.data.texts={columns}"]
     train = pathlib.Path(_DATA.value)
@@ -124,7 +125,11 @@ def _training_command() -> list[str]:
     if _SCORES.value and _RERANKER.value:
         scores = ",".join(f"score_{column}" for column in columns.split(",")[1:])
         data += [f"--config.data.label={scores}", "--config.distill.what=kl"]
-        data += [f"--config.distill.{role}_temperature={value}" for role, value in TEMPERATURES.items()]
+        positive, negative = mean_scores
+        temperature = max(
+            (positive - negative) / 8, 0.01
+        )  # The distribution of the teacher is neither flat nor certain.
+        data += ["--config.distill.student_temperature=0.05", f"--config.distill.teacher_temperature={temperature:.1g}"]
     checkpoint = f"--config.init_checkpoint={_CHECKPOINT.value}"
     return command("train", "--config=embed", checkpoint, *data, "--workdir=runs/mined")
 

@@ -36,6 +36,7 @@ def uses_of(checkpoint: str) -> list[list[str]]:
     from bertjax.inference.task import HasEmbeddings
     from bertjax.inference.tasks import find_task
     from bertjax.interop import pretrained
+    from bertjax.interop.cross_encoder import RERANK
 
     try:
         place = pretrained.find(checkpoint)
@@ -45,7 +46,8 @@ def uses_of(checkpoint: str) -> list[list[str]]:
     except UserError:  # such as a task that is not registered in this process
         return []
     if place.format == "bertjax":
-        output_format = "sentence-transformers" if isinstance(task, HasEmbeddings) else "huggingface"
+        is_of_library = isinstance(task, HasEmbeddings) or settings.get("task") == RERANK
+        output_format = "sentence-transformers" if is_of_library else "huggingface"
         output = f"{checkpoint.rstrip('/').replace('@', '-')}-{output_format}"
         if not os.path.exists(output):
             commands.append(command("convert", checkpoint, output, f"--format={output_format}"))
@@ -70,12 +72,13 @@ def _first_use(
 ) -> list[str]:
     """Returns `predict` with a text that fits the checkpoint, or else `extract`."""
     from bertjax.inference.task import SEPARATOR
+    from bertjax.interop.cross_encoder import RERANK
     from bertjax.objectives.parsing import terms_of_run
 
     objectives = [term.name for term in terms_of_run(settings)]
     is_google = place.format not in ("huggingface", "peft") and not architecture and "objective" not in settings
     if task is not None:
-        if settings.get("task") == "rerank" or _has_one_label(place, architecture):
+        if settings.get("task") == RERANK or _has_one_label(place, architecture):
             return command("rerank", checkpoint, "--query=a query", "a document", "another document")
         columns = len(task.text_columns(settings)) if settings.get("task") else 0
         texts = ["a text", "another text", "a third text"][: columns or task.inputs.parts.start]
@@ -95,7 +98,7 @@ def _has_one_label(place: "Place", architecture: str) -> bool:
     if place.format != "huggingface" or not architecture.endswith("ForSequenceClassification"):
         return False
     _, labels, problem_type = huggingface.read_head(place.folder / huggingface.CONFIG)
-    return len(labels) == 1 and problem_type != "multi_label_classification"
+    return len(labels) == 1 and problem_type != huggingface.MULTI_LABEL
 
 
 def _fine_tuning_command(checkpoint: str, settings: ConfigDict) -> list[str]:

@@ -32,11 +32,13 @@ class MinedFile(NamedTuple):
       rows: the number of queries with enough negatives. The table has a row for each relevant document of these
         queries.
       lines: lines with the numbers of dropped candidates and queries.
+      mean_scores: the mean score of the positives and of the negatives: cosines, or scores of the reranker.
     """
 
     queries: int
     rows: int
     lines: list[str]
+    mean_scores: tuple[float, float]
 
 
 def make_choice(
@@ -138,7 +140,7 @@ def mine_files(
         identity = queries_hash, documents_hash
         mined = mining.mine_negatives(search, queries, documents, choice, similarity, reranker, folder, identity)
         lines = list(mining.write_negatives(output, search, mined, choice, with_scores))
-    return MinedFile(len(search.queries), len(mined.rows), lines)
+    return MinedFile(len(search.queries), len(mined.rows), lines, mined.cosines)
 
 
 def check_output(output: str) -> None:

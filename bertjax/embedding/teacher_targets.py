@@ -49,8 +49,8 @@ class ListDivergence:
     """The KL divergence of two distributions over the documents of a query (DistillKLDivLoss).
 
     A distribution is the softmax of scores, divided by a temperature. The divergence is multiplied by the squared
-    ratio of the student's temperature and `loss_temperature`. Its gradient therefore has the size of the gradient of
-    InfoNCE, whose logits are the cosines divided by `loss_temperature` (Hinton et al. 2015, section 2).
+    ratio of the student's temperature and `loss_temperature` (Hinton et al. 2015, section 2). If both temperatures are
+    equal, the gradient has the size of the gradient of InfoNCE.
 
     Attributes:
       student_temperature: divides the scores of the student; 0: the temperature of the call.

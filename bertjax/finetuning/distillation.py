@@ -27,6 +27,7 @@ from bertjax.inference import losses, predictor
 from bertjax.inference.heads import Head
 from bertjax.inference.task import HasTeacherTargets, TaskData
 from bertjax.interop import pretrained
+from bertjax.interop.cross_encoder import query_prompt_of
 from bertjax.interop.huggingface import MULTI_LABEL
 from bertjax.interop.pretrained import Pretrained, tokenizer_of
 from bertjax.text.tokenizer import Tokenizer
@@ -139,6 +140,11 @@ def _logits_of_same_tokens(
     if tokenizer_of(source).fingerprint != tokenizer.fingerprint:
         raise UserError(
             f"{field}has another tokenizer than this model, so that tags or windows differ; choose another teacher"
+        )
+    if prompt := query_prompt_of(source.settings):
+        raise UserError(
+            f"{field}has the default prompt {prompt!r}, which windows of texts cannot contain; set data.windows='', or "
+            f"choose another teacher"
         )
     if data.head.architecture == "BertForTokenClassification":
         check_teacher(source, config)

@@ -23,7 +23,7 @@ from bertjax.distributed.mesh import compute_on, local_rows
 from bertjax.finetuning.evaluator import FineTuningEvaluator
 from bertjax.finetuning.losses import FineTuningLoss
 from bertjax.inference import losses
-from bertjax.inference.predictor import make_predictor
+from bertjax.inference.predictor import PREDICTION_BATCH, make_predictor
 from bertjax.inference.task import TaskData
 from bertjax.models import families
 from bertjax.nn.ops import low_rank
@@ -66,9 +66,8 @@ class FineTuning:
             )
         self.total_steps = count_steps(config, data.count(config.batch_size))
         self._order = self._make_order()
-        self._predictor = make_predictor(
-            self.model, data.head.pooled, mesh, config.batch_size // config.microbatches, config.packing
-        )
+        prediction_batch = max(config.batch_size // config.microbatches, PREDICTION_BATCH)
+        self._predictor = make_predictor(self.model, data.head.pooled, mesh, prediction_batch, config.packing)
         self.evaluator = FineTuningEvaluator(data, self._predictor)
         self._batch_shape = functools.lru_cache(2 * MAX_SHAPES)(self._order.shape)
 

@@ -228,6 +228,8 @@ def _write_adapter(output: epath.Path, source: Pretrained, push: str, base: str)
             f"name the base on the hub with --base=USER/NAME"
         )
     summary += [f"left out: {decided} = {value:.4g}" for decided, value in source.decided.items()]
+    if prompt := cross_encoder.query_prompt_of(source.settings):
+        summary.append(f"left out: data.query_prompt = {prompt!r}; write it before each query")
     summary += [f"left out: labels {', '.join(source.labels)}"] if source.labels else []
     summary += [f"left out: problem_type {source.problem_type}"] if source.problem_type else []
     return summary

@@ -1,6 +1,6 @@
 """Folders of the CrossEncoder of sentence-transformers: a classifier that reads pairs of texts.
 
-Up to version 5, the settings are in the config.json of the classifier. Later versions also write `modules.json`.
+Before version 5.4, the settings are in the config.json of the classifier. Later versions also write `modules.json`.
 """
 
 import json

@@ -112,17 +112,15 @@ def training_lists(train: ListSet, source: ListSource, config: ConfigDict) -> tu
                 "loss.negatives=4"
             )
         return train, notes
+    kept = [ranking for ranking in train.lists if len(ranking.documents) > 1]
+    pointwise = "mse" if config.distill.teacher else "binary_cross_entropy"
+    remedy = f"add negatives, for example with bertjax mine, or set loss.name={pointwise}"
+    source.require(bool(kept), "path", f"each list has one document, but {name} compares documents; {remedy}")
     if not config.distill.teacher:
         sets.require_comparison(train, source)
     if name in BEST_FIRST and source.form != "pairs":
         train = sets.sorted_by_grade(train)
-    kept = [ranking for ranking in train.lists if len(ranking.documents) > 1]
+        kept = [ranking for ranking in train.lists if len(ranking.documents) > 1]
     if dropped := len(train.lists) - len(kept):
         notes.append(f"training: {dropped:,} lists with one document skipped, because the loss compares documents")
-    source.require(
-        bool(kept),
-        "path",
-        "each list has one document; add negatives, for example with bertjax mine, "
-        "or set loss.name=binary_cross_entropy",
-    )
     return train._replace(lists=kept), notes

@@ -45,7 +45,7 @@ class RankedLists(Split):
         if not self.lists.is_ranked:
             return scores
         ranks = [-np.arange(len(ranking.documents)) for ranking in self.lists.lists]
-        before = mean_metrics(ranks, grades, missing=missing)
+        before = mean_metrics(ranks, list(map(_grades_of_candidates, self.lists.lists)), missing=missing)
         return scores | {f"base_{name}": value for name, value in before.items()}
 
     def remark(self, scores: Mapping[str, float | None]) -> str:
@@ -66,6 +66,12 @@ class RankedLists(Split):
             best, predicted = (ranking.documents[int(np.argmax(x))] for x in (ranking.grades, predictions[number]))
             rows.append((ranking.query, best, predicted))
         return workdir.samples_file(rows)
+
+
+def _grades_of_candidates(ranking: RankingList) -> Sequence[float]:
+    """Returns the grades, or zeros if the first stage found no relevant document."""
+    candidates = ranking.grades[: len(ranking.grades) - ranking.appended]
+    return ranking.grades if any(grade > 0 for grade in candidates) else [0.0] * len(ranking.grades)
 
 
 def make_split(lists: ListSet, examples: ListExamples) -> RankedLists:

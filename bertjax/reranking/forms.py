@@ -30,12 +30,14 @@ class RankingList(NamedTuple):
       documents: the documents, without repetitions. In a list with candidates, they are in the order of the candidates.
       grades: the relevance grade, the label or the teacher's score of each document.
       missing: the relevant documents that are not among `documents`, with their grades above 0.
+      appended: the number of relevant documents at the end of `documents` that the first stage did not find.
     """
 
     query: str
     documents: tuple[str, ...]
     grades: tuple[float, ...]
     missing: tuple[tuple[str, float], ...] = ()
+    appended: int = 0
 
 
 class ListSet(NamedTuple):
@@ -152,7 +154,8 @@ class RerankingSamples(ListForm):
     """A query, a list of relevant documents, and a list of other documents or a ranked list, in JSON lines.
 
     The columns are the fields of the samples of sentence-transformers' CrossEncoderRerankingEvaluator: `query`,
-    `positive`, and `negative` or `documents`. `documents` are the ranking of a first stage.
+    `positive`, and `negative` or `documents`. `documents` are the ranking of a first stage. Positives that are not in
+    `documents` are appended, as the evaluator does by default (`always_rerank_positives`).
     """
 
     files = ("{}.jsonl",)
@@ -169,13 +172,13 @@ class RerankingSamples(ListForm):
             if len(names) > 1:
                 raise UserError(f"{row.where}: has {name!r}, but earlier rows have not; use one of both in all rows")
             others = [_text(row, name, value) for value in _list(row, name, "texts")]
-            documents = others if name == "documents" else [*positives, *others]
+            appended = list(dict.fromkeys(text for text in positives if text not in set(others)))
+            documents = [*others, *appended] if name == "documents" else [*positives, *others]
             if not positives:
                 raise UserError(f"{row.where}: positive is an empty list; a query needs a relevant document")
             grades = [float(document in set(positives)) for document in documents]
             ranking = _make_list(row.where, texts_of(row, ["query"])[0], documents, grades)
-            missing = dict.fromkeys(text for text in positives if text not in set(documents))
-            lists.append(ranking._replace(missing=tuple((text, 1.0) for text in missing)))
+            lists.append(ranking._replace(appended=len(appended) if name == "documents" else 0))
         return ListSet(lists, "documents" in names)
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from bertjax.common.errors import UserError
-from bertjax.finetuning.classification import logits_of
+from bertjax.finetuning.classification import logits_of, windows_of
 from bertjax.finetuning.labels import label_type_of
 from bertjax.inference.text_embedding import checkpoint_hash
+from bertjax.interop.cross_encoder import ARCHITECTURE, query_prompt_of
 from bertjax.interop.pretrained import Pretrained
 
-ARCHITECTURE = "BertForSequenceClassification"
 PAIRS_AT_ONCE = 1 << 14  # pairs in memory as ids
 
 
@@ -71,8 +71,10 @@ class Ranker:
         return np.concatenate(portions)[[places[pair] for pair in pairs]]
 
     def identity(self) -> str:
-        """Returns the hash of the checkpoint, the dtype and the activation, which determine the scores."""
-        return f"{checkpoint_hash(self._source)} {self._source.dtype} {self._label_type}"
+        """Returns the hash of the checkpoint and the settings that determine the scores."""
+        settings = self._source.settings
+        encoding = query_prompt_of(settings), windows_of(settings)
+        return f"{checkpoint_hash(self._source)} {self._source.dtype} {self._label_type} {encoding}"
 
     def rank(self, query: str, documents: Sequence[str], top_k: int | None = None) -> list[Ranked]:
         """Returns the documents in descending order of their scores. Documents with equal scores keep their order.

@@ -93,17 +93,16 @@ class Rerank(FineTuningTask, ReadsLabelledFiles, HasSampleData):
         validate(config)
 
     def adopt(self, config: ConfigDict, settings: ConfigDict) -> list[str]:
-        """Copies the prompt and `max_seq_length` of a CrossEncoder or of a run to fields that have their defaults.
-
-        A flag with the value of the default is overwritten, too, because it cannot be distinguished from the default.
-        """
+        """Copies the prompt and `max_seq_length` of a CrossEncoder or of a run to fields that the user has not set."""
         if "activation_fn" not in settings and settings.get("task") != RERANK:
             return []
-        taken = []
-        if (length := settings.max_seq_length) != config.max_seq_length == MAX_SEQ_LENGTH:
+        taken, overrides = [], config.get("overrides", ())
+        length, is_default = settings.max_seq_length, config.max_seq_length == MAX_SEQ_LENGTH
+        if is_default and length != MAX_SEQ_LENGTH and "max_seq_length" not in overrides:
             config.max_seq_length = length
             taken.append(f"max_seq_length = {length}")
-        if (prompt := query_prompt_of(settings)) and not query_prompt_of(config):
+        is_open = not query_prompt_of(config) and "data.query_prompt" not in overrides
+        if (prompt := query_prompt_of(settings)) and is_open:
             with config.data.unlocked():
                 config.data.query_prompt = prompt
             taken.append(f"data.query_prompt = {prompt!r}")

@@ -268,6 +268,7 @@ async def listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server:
         lambda: Connection(server, loop=loop, access_log=None),  # type: ignore[arg-type]
         host,
         port,
+        backlog=128,
     )
 
 

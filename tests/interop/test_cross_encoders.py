@@ -22,7 +22,7 @@ from bertjax.text import vocabulary_learning
 from bertjax.training.checkpoints import checkpoint as stored
 from bertjax.training.checkpoints.workdir import RunInfo, tokenizer_entry, write_info
 from bertjax.training.scores import Scores
-from experiments import rerank
+from experiments import classify, rerank
 from tests.checkpoints import on_one_device  # noqa: F401
 from tests.conftest import make_corpus
 from tests.finetuning.test_classify import write_table
@@ -166,6 +166,31 @@ def test_the_default_prompt_precedes_the_first_text_in_both_directions(tmp_path,
     np.testing.assert_allclose(written.predict(PAIRS), expected, atol=1e-5)
 
 
+def test_the_identity_of_the_scores_depends_on_the_prompt(tmp_path):
+    """`mine` keeps the scores of a reranker by its identity."""
+    folder, identities = made_cross_encoder(tmp_path, "bert", "6", SIGMOID), set()
+    for prompt in ("", "the ship ", "x "):
+        edit(folder / SETTINGS, prompts={"query": prompt}, default_prompt_name="query")
+        identities.add(ranker(folder).identity())
+    assert len(identities) == 3
+
+
+def test_a_teacher_with_a_prompt_is_refused_for_windows(tmp_path):
+    folder = made_cross_encoder(tmp_path, "bert", "6", SIGMOID)
+    edit(folder / SETTINGS, prompts={"query": "the ship "}, default_prompt_name="query")
+    rows = [{"text": LINES[i], "label": str(i / 8)} for i in range(8)]
+    write_table(tmp_path / "train.csv", rows)
+    write_table(tmp_path / "dev.csv", rows)
+    config = classify.get_config()
+    config.data.update(path=str(tmp_path), is_number=True, windows="mean", doc_stride=4)
+    config.update(dict(init_checkpoint=str(folder), max_seq_length=LONGEST, dtype="float32"))
+    config.distill.teacher = str(folder)
+    resolved = finetuning_run.resolve(config, None).config
+    (tmp_path / "run").mkdir()
+    with pytest.raises(UserError, match="has the default prompt 'the ship ', which windows of texts cannot contain"):
+        finetuning_run.load_inputs(resolved, tmp_path / "run", None)
+
+
 def test_an_unknown_default_prompt_is_refused_in_one_line(tmp_path):
     folder = made_cross_encoder(tmp_path, "bert", "6", SIGMOID)
     edit(folder / SETTINGS, prompts={"query": "the ship "}, default_prompt_name="document")
@@ -245,6 +270,15 @@ def test_a_run_takes_over_the_prompt_and_the_length_of_a_cross_encoder(data, tmp
     config = config_for(folder, data, **{"max_seq_length": 20, "data.query_prompt": "a "})
     resolved = finetuning_run.resolve(config, None).config
     assert (resolved.data.query_prompt, resolved.max_seq_length) == ("a ", 20)
+    config = config_for(folder, data, max_seq_length=rerank.get_config().max_seq_length)
+    with config.unlocked():
+        config.overrides = ("data.query_prompt",)  # as the command line does
+    resolved = finetuning_run.resolve(config, None).config
+    assert (resolved.data.query_prompt, resolved.max_seq_length) == ("", LONGEST)
+    with config.unlocked():
+        config.overrides = ("max_seq_length",)
+    with pytest.raises(UserError, match=r"config.max_seq_length = 256: .* has 66 positions only"):
+        finetuning_run.resolve(config, None)
 
 
 def test_the_model_card_ranks_documents(data, tmp_path, monkeypatch):

@@ -1,14 +1,18 @@
 """Losses and metrics of rerankers compared with the CrossEncoder of sentence-transformers and with scikit-learn."""
 
 import functools
+import json
 import types
 
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from bertjax.distributed.mesh import GROUPS
+from bertjax.reranking import forms
 from bertjax.reranking import losses as our_losses
+from bertjax.reranking.evaluator import RankedLists
 from bertjax.reranking.losses import SCHEMES
 from bertjax.reranking.metrics import mean_metrics, ranking_metrics
 
@@ -230,6 +234,28 @@ def test_metrics_equal_the_reranking_evaluator(k, has_ties, monkeypatch):
     if has_ties:  # The order of equal scores, which MRR depends on, is not defined in the evaluator.
         del scores[f"mrr@{k}"], expected[f"mrr@{k}"]
     assert scores == pytest.approx(expected, abs=1e-6)
+
+
+def test_metrics_of_candidates_equal_the_reranking_evaluator(tmp_path):
+    """Samples with a first stage, which finds all, some or none of the relevant documents."""
+    evaluation = pytest.importorskip("sentence_transformers.cross_encoder.evaluation")
+    rng, samples = np.random.default_rng(0), []
+    for number in range(40):
+        texts = [f"{number}-{i}" for i in range(rng.integers(3, 30))]
+        positives = rng.choice(texts, rng.integers(1, 4), replace=False).tolist()
+        documents = [text for text in rng.permutation(texts).tolist() if text not in positives or rng.random() < 0.5]
+        samples.append({"query": f"q{number}", "positive": positives, "documents": documents or texts[:1]})
+    scores_of = {text: rng.normal() for sample in samples for text in (*sample["positive"], *sample["documents"])}
+    model = types.SimpleNamespace(
+        predict=lambda pairs, **_: np.array([scores_of[document] for _, document in pairs]),
+        model_card_data=types.SimpleNamespace(set_evaluation_metrics=lambda *_: None),
+    )
+    expected = evaluation.CrossEncoderRerankingEvaluator(samples, write_csv=False)(model)
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    lists = forms.FORMS["rerank"].read(epath.Path(tmp_path / "dev.jsonl"), (), "", "")
+    split = RankedLists(None, lists, None, None)
+    scores = split.score([np.array([scores_of[text] for text in ranking.documents]) for ranking in lists.lists])
+    assert 0 < scores["base_map"] < scores["map"] and scores == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("has_ties", [False, True])

@@ -271,7 +271,8 @@ def test_a_classifier_with_one_label_is_evaluated_as_a_reranker(trained, folder,
     ("lists", [{"q": "a", "d": ["b", {"title": "T", "text": "c"}], "y": [2, 0]}], "q,d", "y",
      [("a", ("b", "T c"), (2, 0))]),
     ("rerank", [{"query": "a", "positive": ["b"], "negative": ["c"]}], "", "", [("a", ("b", "c"), (1, 0))]),
-    ("rerank", [{"query": "a", "positive": ["b", "d"], "documents": ["c", "b"]}], "", "", [("a", ("c", "b"), (0, 1))]),
+    ("rerank", [{"query": "a", "positive": ["b", "d"], "documents": ["c", "b"]}], "", "",
+     [("a", ("c", "b", "d"), (0, 1, 1))]),
 ])  # fmt: skip
 def test_lists_are_read_from_each_form(form, rows, columns, label, expected, tmp_path):
     write_table(tmp_path / "train.jsonl", rows)
@@ -291,7 +292,7 @@ def test_documents_with_equal_texts_are_one_document_with_the_highest_grade(tmp_
     write_beir(tmp_path, corpus, [{"_id": "q", "text": "a"}], test=[("q", "d2", 1), ("q", "d4", 2)])
     (tmp_path / "run.trec").write_text("q Q0 d1 1 3 t\nq Q0 d2 2 2 t\nq Q0 d3 3 1 t\n")
     (ranking,) = forms.FORMS["search"].read(tmp_path / "qrels/test.tsv", [], "", str(tmp_path / "run.trec")).lists
-    assert ranking == ("a", ("same", "x"), (1.0, 0.0), (("y", 2.0),))
+    assert ranking == forms.RankingList("a", ("same", "x"), (1.0, 0.0), (("y", 2.0),))
 
 
 def test_queries_without_candidates_are_counted(trained, folder, tmp_path):
@@ -403,6 +404,20 @@ def test_documents_without_negatives_are_refused(documents, negatives, message, 
     with pytest.raises(UserError) as error:
         finetuning_run.load_inputs(config, tmp_path, None)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("fields, remedy", [
+    ({}, "or set loss.name=binary_cross_entropy"),
+    ({"distill.teacher": "t", "loss.name": "kl"}, "or set loss.name=mse"),
+])  # fmt: skip
+def test_single_documents_need_a_loss_of_single_pairs(fields, remedy, folder, checkpoint, tmp_path):
+    rows = [{"query": f"q {i}", "documents": [f"d {i}"], "grades": [i % 2]} for i in range(8)]
+    write_table(tmp_path / "train.jsonl", rows)
+    shutil.copy(folder / "dev.jsonl", tmp_path)
+    config = finetuning_run.resolve(config_for(tmp_path, checkpoint, **fields), None).config
+    with pytest.raises(UserError) as error:
+        finetuning_run.load_inputs(config, tmp_path, None)
+    assert "each list has one document, but" in str(error.value) and str(error.value).endswith(remedy)
 
 
 def test_trials_of_a_sweep_have_the_same_training_lists(folder, checkpoint):

@@ -9,7 +9,6 @@ import numpy as np
 from bertjax.data.batch import RowSize
 from bertjax.data.loading import packing
 from bertjax.data.loading.examples import (
-    LENGTHS,
     Examples,
     cost_of_row,
     next_power_of_two,
@@ -68,7 +67,7 @@ def packed_evaluation(
     if not len(examples):
         return
     longest_example = int(examples.tokens.max())
-    if longest_example > LENGTHS[-1]:  # Few different lengths need few compilations.
+    if row_lengths(longest_example, longest) == [longest_example]:  # Few different lengths need few compilations.
         longest_example = max(longest_example, min(longest, packing.round_up_coarsely(longest_example, 1)))
     sizes = [RowSize(length, max(1, length // LEAST_TOKENS)) for length in row_lengths(longest_example, longest)]
     packed = min((_pack(examples, row, batch_size * EVALUATED_TOKENS) for row in sizes), key=lambda packed: packed.cost)

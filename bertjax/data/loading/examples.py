@@ -413,7 +413,7 @@ def _counts_of_equal_batches(lengths: Sequence[int], batches: int) -> list[int]:
 
 
 def row_lengths(longest_example: int, longest: int) -> list[int]:
-    """Returns the lengths of packed rows that hold the longest example; its length alone, if it exceeds all `LENGTHS`.
+    """Returns the lengths of packed rows that hold the longest example; its length alone, if no length fits.
 
     Args:
       longest_example: the tokens of the longest example.
