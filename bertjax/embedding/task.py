@@ -133,9 +133,7 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
                 yield {similarity: float(first @ second), **more}
 
     def adopt(self, config: ConfigDict, settings: ConfigDict) -> list[str]:
-        """Copies the head, prompts and `max_seq_length` of an earlier run to fields that have their defaults.
-
-        A flag with the value of the default is overwritten, too, because it cannot be distinguished from the default.
+        """Copies the head, prompts and `max_seq_length` of an earlier run to fields that the user has not set.
 
         Raises:
           UserError: if the similarity function is not the cosine, which the losses use.
@@ -149,7 +147,7 @@ class Embed(FineTuningTask, HasEmbeddings, ReadsLabelledFiles, HasSampleData):
         taken = []
         for name in (*HEAD, "data.query_prompt", "data.document_prompt", "max_seq_length"):
             value = value_of(settings, name)
-            if value_of(config, name) == default[name] != value:
+            if value_of(config, name) == default[name] != value and name not in config.get("overrides", ()):
                 section, _, field = name.rpartition(".")
                 (config[section] if section else config)[field] = value
                 taken.append(f"{name} = {value!r}")

@@ -453,6 +453,12 @@ def test_fine_tuning_adopts_folder_settings_unless_the_config_sets_them(of_bert,
     assert "not used: projection/bias, projection/kernel" in capsys.readouterr().out
     assert params["projection"]["kernel"].shape == (32, 8)
 
+    config = config_from(of_bert, data)
+    with config.unlocked():
+        config.overrides = ("data.query_prompt",)  # the flag --config.data.query_prompt=""
+    config, _ = finetuning_run.resolve(config, None)
+    assert (config.max_seq_length, config.data.query_prompt) == (24, "")
+
     config = config_from(GOLDEN, data, max_seq_length=16)  # has an encoder only
     config, _ = finetuning_run.resolve(config, None)
     assert config.head.dense == 0 and config.max_seq_length == 16
