@@ -47,7 +47,7 @@ BATCH = {"binary_cross_entropy": 32, "list_net": 8}  # pairs or lists
 # The weight of the teacher in the loss, and the temperature of its scores. A reranker that was trained with ListNet
 # gives a relevant document a score about 1 higher than other documents: with the temperature 1, its distribution is
 # flat.
-DISTILLED = {"distilled": (0.5, 0.1), "distilled-flat": (1.0, 1.0)}
+DISTILLED = {"distilled": (0.5, 0.1), "distilled-only": (1.0, 0.1), "distilled-flat": (1.0, 1.0)}
 METRICS = ("ndcg@10", "base_ndcg@10", "mrr@10", "map", "recall@1")
 
 
