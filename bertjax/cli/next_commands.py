@@ -78,7 +78,7 @@ def _first_use(
     objectives = [term.name for term in terms_of_run(settings)]
     is_google = place.format not in ("huggingface", "peft") and not architecture and "objective" not in settings
     if task is not None:
-        if settings.get("task") == RERANK or _has_one_label(place, architecture):
+        if settings.get("task") == RERANK or _has_one_label(place, architecture, settings):
             return command("rerank", checkpoint, "--query=a query", "a document", "another document")
         columns = len(task.text_columns(settings)) if settings.get("task") else 0
         texts = ["a text", "another text", "a third text"][: columns or task.inputs.parts.start]
@@ -91,10 +91,13 @@ def _first_use(
     return command("extract", checkpoint, "--pool=mean", "--output=vectors.npy", "a text")
 
 
-def _has_one_label(place: "Place", architecture: str) -> bool:
+def _has_one_label(place: "Place", architecture: str, settings: ConfigDict) -> bool:
     """Returns whether a checkpoint is a classifier of transformers with one label, which ranks documents."""
     from bertjax.interop import huggingface
+    from bertjax.interop.places import RunPlace
 
+    if isinstance(place, RunPlace):  # a converted CrossEncoder
+        return "activation_fn" in settings and len(place.info.labels or ()) <= 1
     if place.format != "huggingface" or not architecture.endswith("ForSequenceClassification"):
         return False
     _, labels, problem_type = huggingface.read_head(place.folder / huggingface.CONFIG)

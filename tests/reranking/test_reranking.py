@@ -523,7 +523,8 @@ def test_a_checkpoint_without_scores_is_no_reranker(trained, checkpoint, folder,
 
 
 def test_the_command_after_a_run_or_its_conversion_ranks_documents(trained, tmp_path):
-    folder = tmp_path / "cross-encoder"
+    folder, again = tmp_path / "cross-encoder", tmp_path / "again"
     conversion.convert(str(trained), folder, "huggingface")
-    for checkpoint in map(str, (trained, folder)):
+    conversion.convert(folder, again, "bertjax")
+    for checkpoint in map(str, (trained, folder, again)):
         assert uses_of(checkpoint)[0][:3] == ["bertjax", "rerank", checkpoint]
