@@ -28,6 +28,7 @@ import pathlib
 import random
 import shutil
 import signal
+import tarfile
 import time
 import zlib
 from collections.abc import Callable
@@ -133,6 +134,13 @@ TOPICS = {
     "court": "judge witness verdict lawyer trial prison evidence oath jury appeal".split(),
     "garden": "rose spade hedge seed beetle pond gate apple ladder compost".split(),
 }
+
+
+def extract_golden_workdir(folder) -> None:
+    """Extracts the run of an older version to `folder / "run"`."""
+    safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # since Python 3.11.4
+    with tarfile.open(FOLDER / "golden/workdir.tar.gz") as archive:
+        archive.extractall(folder, **safe)
 
 
 def make_corpus(documents: int, seed: int = 0) -> str:

@@ -8,7 +8,6 @@ import json
 import os
 import queue
 import signal
-import tarfile
 import threading
 import time
 import types
@@ -28,7 +27,7 @@ from bertjax.interop import huggingface, sentence_transformers
 from bertjax.serving import http as serving_http
 from bertjax.serving.batches import Batches, Full
 from bertjax.serving.methods import Method
-from tests.conftest import FOLDER
+from tests.conftest import extract_golden_workdir
 from tests.interop.test_golden import GOLDEN
 from tests.markers import slow_case
 from tests.processes import run as command
@@ -51,8 +50,7 @@ def post(url, content, timeout=60):
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
-    with tarfile.open(FOLDER / "golden/workdir.tar.gz") as archive:
-        archive.extractall(folder, filter="data")
+    extract_golden_workdir(folder)
     return folder / "run"
 
 

@@ -1,7 +1,5 @@
 """A run of an earlier version is resumed, used for predictions, and converted."""
 
-import tarfile
-
 import flax.traverse_util
 import numpy as np
 import pytest
@@ -10,15 +8,14 @@ from bertjax.common.errors import UserError
 from bertjax.interop import conversion, pretrained
 from bertjax.launch.start import launch
 from bertjax.training.checkpoints import checkpoint
-from tests.conftest import FOLDER, make_corpus
+from tests.conftest import extract_golden_workdir, make_corpus
 from tests.golden.make_workdir import config_of
 
 
 @pytest.fixture
 def old(tmp_path, monkeypatch):
     """The folder of the run, which also has the text."""
-    with tarfile.open(FOLDER / "golden/workdir.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    extract_golden_workdir(tmp_path)
     (tmp_path / "text.txt").write_text(make_corpus(30))
     monkeypatch.chdir(tmp_path)
     return tmp_path
