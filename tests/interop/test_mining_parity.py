@@ -161,20 +161,20 @@ def test_embed_and_rerank_read_their_tables(output_format, suffix, texts, model,
     if output_format in ("triplet", "n-tuple"):
         assert list(FORMS["pairs"].read(path, theirs.column_names, "label").texts) == rows
         lists = list_forms.FORMS["pairs"].read(path, theirs.column_names, "", "").lists
-        assert [(query, *documents) for query, documents, *_ in lists] == rows
-        assert all(grades == (1.0, *[0.0] * (len(row) - 2)) for (*_, grades, _), row in zip(lists, rows))
+        assert [(ranking.query, *ranking.documents) for ranking in lists] == rows
+        assert all(ranking.grades == (1.0, *[0.0] * (len(row) - 2)) for ranking, row in zip(lists, rows))
     elif output_format == "labeled-pair":
         read = FORMS["labelled"].read(path, [ANCHOR, POSITIVE], "label")
         assert [(*pair, label) for pair, label in zip(read.texts, read.values)] == rows
         lists = list_forms.FORMS["labelled"].read(path, [ANCHOR, POSITIVE], "label", "").lists
         assert [
-            (query, document, grade)
-            for query, documents, grades, _ in lists
-            for document, grade in zip(documents, grades)
+            (ranking.query, document, grade)
+            for ranking in lists
+            for document, grade in zip(ranking.documents, ranking.grades)
         ] == rows
     else:
         lists = list_forms.FORMS["lists"].read(path, [ANCHOR, POSITIVE], "labels", "").lists
-        assert [(query, list(documents), list(grades)) for query, documents, grades, _ in lists] == rows
+        assert [(ranking.query, list(ranking.documents), list(ranking.grades)) for ranking in lists] == rows
 
 
 def test_embed_and_rerank_read_their_scores(texts, model, tmp_path):
@@ -188,12 +188,12 @@ def test_embed_and_rerank_read_their_scores(texts, model, tmp_path):
     ).to_json(path)
     np.testing.assert_allclose(FORMS["pairs"].read(path, columns, labels).scores, theirs["scores"], atol=1e-6)
     lists = list_forms.FORMS["pairs"].read(path, columns, labels, "").lists
-    np.testing.assert_allclose([grades for *_, grades, _ in lists], theirs["scores"], atol=1e-6)
+    np.testing.assert_allclose([ranking.grades for ranking in lists], theirs["scores"], atol=1e-6)
     (theirs := written("labeled-list")).to_json(path)
     lists = list_forms.FORMS["lists"].read(path, [ANCHOR, POSITIVE], "scores", "").lists
     assert len(lists) == len(theirs)
-    for (*_, grades, _), row in zip(lists, theirs):
-        np.testing.assert_allclose(grades, row["scores"], atol=1e-6)
+    for ranking, row in zip(lists, theirs):
+        np.testing.assert_allclose(ranking.grades, row["scores"], atol=1e-6)
     (theirs := written("labeled-pair")).to_json(path)
     np.testing.assert_allclose(
         FORMS["scored"].read(path, [ANCHOR, POSITIVE], "score").values, theirs["score"], atol=1e-6
