@@ -126,9 +126,8 @@ def _training_command(mean_scores: tuple[float, float]) -> list[str]:
         scores = ",".join(f"score_{column}" for column in columns.split(",")[1:])
         data += [f"--config.data.label={scores}", "--config.distill.what=kl"]
         positive, negative = mean_scores
-        temperature = max(
-            (positive - negative) / 8, 0.01
-        )  # The distribution of the teacher is neither flat nor certain.
+        # With this temperature, the distribution of the teacher is neither flat nor certain.
+        temperature = max((positive - negative) / 8, 0.01)
         data += ["--config.distill.student_temperature=0.05", f"--config.distill.teacher_temperature={temperature:.1g}"]
     checkpoint = f"--config.init_checkpoint={_CHECKPOINT.value}"
     return command("train", "--config=embed", checkpoint, *data, "--workdir=runs/mined")
